@@ -137,6 +137,8 @@ const char* numpy_typestr(DType dtype) {
     case DType::kInt32: return "<i4";
     case DType::kInt64: return "<i8";
     case DType::kUInt8:
+    case DType::kInt4x2:
+    case DType::kFloat4E2M1x2:
     case DType::kFloat8E4M3: return "|u1";  // NumPy has no type of its own for it
     case DType::kInt8: return "|i1";
   }

@@ -125,7 +125,7 @@ nb::object attention_paged(nb::handle q, nb::handle k_pages, nb::handle v_pages,
   options.check_pages = check;
   options.kv_scales = parse_kv_scales(call, kv_scales, false);
   const std::int64_t longest = longest_of_queries(q_view, cu_q, max_seqlen_q);
-  Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
+  Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(kv_columns(v_view)));
   Output lse;
   if (return_lse)
     lse = call.output(DType::kFloat32, cu_q.defined() ? varlen_lse_shape(q_view) : Shape(q_view).without_last());
@@ -358,8 +358,7 @@ Example:
       "int | None = None, causal: bool = False, window: Window = None, softcap: float = 0.0, scale: float | "
       "None = None, alibi_slopes: SupportsDLPack | None = None, alibi: str = 'distance', sinks: SupportsDLPack | "
       "None = None, mask: SupportsDLPack | None = None, return_lse: bool = False, check: bool = False, kv_scales: "
-      "tuple[SupportsDLPack, SupportsDLPack] | "
-      "None "
+      "KvScales "
       "= None, kv_dtype: typing.Any = None, out: ArrayT | None = None, stream: typing.Any = None, dtype: "
       "typing.Any = None, backend: str | None = None) -> ArrayT, ArrayT if return_lse",
       R"doc(Attention over keys and values that lie in pages of a cache.
@@ -368,7 +367,7 @@ Key j of sequence b lies in page block_table[b, j // page_size] at offset j % pa
 
 q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim].
 k_pages: [num_pages, page_size, heads_kv, head_dim]; v_pages: [num_pages, page_size, heads_kv, head_dim_v]; q's dtype,
-   or with kv_scales float8_e4m3fn or int8.
+   or with kv_scales of 8 or 4 bits.
 block_table: int32 [batch, max_pages]. Entries past a sequence's last page, and those of pages wholly before the window of
    its first query, are not used: any value is allowed there. A kernel may read them, so each row must be memory of its
    stated width.
@@ -385,9 +384,12 @@ mask: int32, bits of `pack_mask` for the last keys of each sequence, as many as 
 return_lse: also return the LSE, float32 [batch, heads_q, seq_q] or [heads_q, total_q].
 check: on a GPU, look at the table first and raise BlockTableError as `check_block_table` does, at the price of waiting for
    the stream. On the CPU tables are always checked.
-kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
-   page_size]; number = element * scale.
-kv_dtype: "float8_e4m3fn" or "int8": what the bytes of uint8 pages are (NumPy, and frameworks without float8).
+kv_scales: for pages of 8 and 4 bits, a pair (k_scales, v_scales). Of float8_e4m3fn and int8: float32 [heads_kv], or [num_pages,
+   heads_kv, page_size]; number = element * scale. Of int4: float16 [num_pages, heads_kv, page_size, groups, 2], a scale and a
+   zero for 32 neighbours; number = element * scale + zero. Of float4_e2m1fn_x2 (NVFP4): float8_e4m3fn [num_pages, heads_kv,
+   page_size, groups] for 16 neighbours, and behind the pair two numbers, the scales of the whole tensors, unless both are 1.
+kv_dtype: "float8_e4m3fn", "int8", "int4" or "float4_e2m1fn_x2": what the bytes of uint8 pages are. Of the last two a byte holds two
+   elements, the first in the low bits, so that pages are [num_pages, page_size, heads_kv, head_dim / 2].
 out: written in place and returned; q's shape with head_dim_v.
 
 Returns out, or (out, lse). What lies past a sequence's length never reaches a result, whatever bits it holds. Page ids out of

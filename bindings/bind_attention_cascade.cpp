@@ -30,7 +30,7 @@ nb::object attention_cascade(nb::handle q, nb::handle k_pages, nb::handle v_page
   options.check_pages = check;
   options.kv_scales = parse_kv_scales(call, kv_scales, false);
   const std::int64_t longest = longest_of_queries(q_view, cu_q, max_seqlen_q);
-  Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(extent(v_view, -1)));
+  Output output = call.output("out", out, q_view.dtype, Shape(q_view).with_last(kv_columns(v_view)));
   Output lse;
   if (return_lse)
     lse = call.output(DType::kFloat32, cu_q.defined() ? varlen_lse_shape(q_view) : Shape(q_view).without_last());
@@ -49,7 +49,7 @@ void bind_attention_cascade(nb::module_& module) {
       "SupportsDLPack, prefix_lens: SupportsDLPack, block_table: SupportsDLPack, seq_lens: SupportsDLPack, *, "
       "cu_prefix_q: SupportsDLPack | None = None, cu_seqlens_q: SupportsDLPack | None = None, max_seqlen_q: int | None "
       "= None, causal: bool = False, softcap: float = 0.0, scale: float | None = None, sinks: SupportsDLPack | None = "
-      "None, return_lse: bool = False, check: bool = False, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = "
+      "None, return_lse: bool = False, check: bool = False, kv_scales: KvScales = "
       "None, kv_dtype: typing.Any = None, out: ArrayT | None = None, stream: typing.Any = None, dtype: typing.Any = "
       "None) -> ArrayT, ArrayT if return_lse",
       R"doc(Attention over pages of sequences that begin with the same tokens, whose pages are read once for all of them.
@@ -60,7 +60,7 @@ group are taken as those of one sequence over the prefix, and the two results ar
 
 q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim]. With seq_q above 1 seq must lie next to
    batch in memory: a transposed [batch, seq_q, heads_q, head_dim].
-k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; q's dtype, or with kv_scales float8_e4m3fn or int8.
+k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; q's dtype, or with kv_scales of 8 or 4 bits.
 prefix_table: int32 [groups, max_prefix_pages]: the pages of each prefix. Entries past the last one are not used.
 prefix_lens: int32 or int64 [groups]: tokens of each prefix; 0 is none.
 block_table: int32 [batch, max_pages]: the pages of what follows the prefix. A page belongs to one of the two tables' rows: a

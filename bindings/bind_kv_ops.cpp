@@ -120,8 +120,8 @@ nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table
   TensorView lengths = call.input("seq_lens", seq_lens);
   apply_kv_dtype(call, kv_dtype, k_page_view, v_page_view);
   const KvScales scales = parse_kv_scales(call, kv_scales, false);
-  const bool quantized = is_quantized(k_page_view.dtype);
-  if (!quantized && !out_dtype.is_none()) call.fail("out_dtype is given; it is for pages of float8_e4m3fn and int8");
+  const bool quantized = is_quantized(k_page_view.dtype) || is_packed(k_page_view.dtype);
+  if (!quantized && !out_dtype.is_none()) call.fail("out_dtype is given; it is for pages of 8 or 4 bits");
   const DType result = !quantized            ? k_page_view.dtype
                        : out_dtype.is_none() ? DType::kFloat32
                                              : parse_dtype(call.op(), out_dtype);
@@ -140,7 +140,7 @@ nb::tuple kv_read(nb::handle k_pages, nb::handle v_pages, nb::handle block_table
     call.fail("max_seq is missing; it is needed with seq_lens on a GPU");
   if (!max_seq && (longest < 0 || longest > capacity)) longest = capacity;
   const auto shape = [&](const TensorView& pages) {
-    return Shape{extent(table, 0), longest, extent(pages, 2), extent(pages, 3)};
+    return Shape{extent(table, 0), longest, extent(pages, 2), kv_columns(pages)};
   };
   Output k_out = call.output("k_out", k_given, result, shape(k_page_view));
   Output v_out = call.output("v_out", v_given, result, shape(v_page_view));
@@ -176,26 +176,30 @@ void bind_kv_ops(nb::module_& module) {
       module,
       "def kv_append(k: ArrayT, v: SupportsDLPack, k_pages: SupportsDLPack, v_pages: SupportsDLPack, slots: "
       "SupportsDLPack, *, rope: KvAppendRopeWithQ | KvAppendRope | None = None, kv_scales: "
-      "tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, stream: typing.Any = "
+      "KvScales = None, kv_dtype: typing.Any = None, stream: typing.Any = "
       "None, dtype: typing.Any = None, backend: str | None = None) -> ArrayT if rope else None",
       R"doc(pages[slots[t] // page_size, slots[t] % page_size] = token t, for keys and values.
 
 k: [tokens, heads_kv, head_dim]; v: [tokens, heads_kv, head_dim_v]; float32, float16 or bfloat16; contiguous last dim.
-k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the same dtype, or with kv_scales float8_e4m3fn
-   or int8; written in place.
+k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v], the same dtype, or with kv_scales float8_e4m3fn,
+   int8 or int4; written in place.
 slots: int32 or int64 [tokens], as `KvCache.append` gives them; a negative slot is skipped.
 rope: rotates k on the way: a dict with "positions" (int32 or int64 [tokens]) and, as in `rope`, "theta", "rotary_dim",
    "interleaved", "inv_freq", or as in `rope_table` "cos" and "sin" [max_positions, rotary_dim / 2]; with "q" [tokens, heads_q, head_dim] also q, into "q_out" or a new array.
    "q_norm" and "k_norm" [head_dim]: weights of RMSNorm with "norm_eps" (1e-6) of each head of q and of k before it is rotated, as `rms_norm`
-   with its result in k's dtype; not for 8-bit pages, nor on a GPU for heads of more than 512 elements.
-kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
-   page_size]; number = element * scale.
-   Scales [heads_kv] are read. Scales of tokens are written: the largest magnitude of the token's head / 448 or 127.
-kv_dtype: "float8_e4m3fn" or "int8": what the bytes of uint8 pages are (NumPy, and frameworks without float8).
+   with its result in k's dtype; not for pages of 8 or 4 bits, nor on a GPU for heads of more than 512 elements.
+kv_scales: for pages of 8 and 4 bits, a pair (k_scales, v_scales). Of float8_e4m3fn and int8: float32 [heads_kv], or [num_pages,
+   heads_kv, page_size]; number = element * scale. Of int4: float16 [num_pages, heads_kv, page_size, groups, 2], a scale and a
+   zero for 32 neighbours; number = element * scale + zero. Of float4_e2m1fn_x2 (NVFP4): float8_e4m3fn [num_pages, heads_kv,
+   page_size, groups] for 16 neighbours, and behind the pair two numbers, the scales of the whole tensors, unless both are 1.
+   Scales [heads_kv] are read, others written: the largest magnitude of the token's head / 448 or 127; of int4 the least of a
+   group as zero, and a fifteenth of its range. float4_e2m1fn_x2 is refused.
+kv_dtype: "float8_e4m3fn", "int8", "int4" or "float4_e2m1fn_x2": what the bytes of uint8 pages are. Of the last two a byte holds two
+   elements, the first in the low bits, so that pages are [num_pages, page_size, heads_kv, head_dim / 2].
 
 Returns the rotated q if rope has one, else None. Copies are exact; rotation is float32. 8-bit elements are x / scale rounded
 to nearest even, saturated to +-448 or +-127 (infinities too); float8_e4m3fn keeps NaN, int8 stores 0 for it, and a scale of
-its own becomes NaN instead. Two tokens with the same slot leave
+its own becomes NaN instead. int4 bounds numbers to +-65024, and a group with a NaN becomes NaN. Two tokens with the same slot leave
 one of them there. A slot past the last page is refused where slots are on the host, skipped on a GPU.
 
 Source: Kwon et al., PagedAttention (2023).
@@ -222,7 +226,7 @@ Example:
       module,
       "def kv_read(k_pages: ArrayT, v_pages: SupportsDLPack, block_table: SupportsDLPack, seq_lens: "
       "SupportsDLPack, *, max_seq: int | None = None, out: tuple[ArrayT, ArrayT] | None = None, kv_scales: "
-      "tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any = None, out_dtype: typing.Any "
+      "KvScales = None, kv_dtype: typing.Any = None, out_dtype: typing.Any "
       "= None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> "
       "tuple[ArrayT, ArrayT]",
       R"doc(out[b, j] = pages[block_table[b, j // page_size], j % page_size]: gathers sequences back.
@@ -233,10 +237,13 @@ seq_lens: int32 or int64 [batch], in tokens.
 max_seq: the output's second dim, at most max_pages * page_size unless `out` is given; default: the largest length (needed
    when seq_lens is on a GPU).
 out: pair (k_out, v_out) to write to, [batch, max_seq, heads_kv, head_dim or head_dim_v].
-kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
-   page_size]; number = element * scale.
-kv_dtype: "float8_e4m3fn" or "int8": what the bytes of uint8 pages are (NumPy, and frameworks without float8).
-out_dtype: of the numbers that 8-bit pages become where out is None; default: float32.
+kv_scales: for pages of 8 and 4 bits, a pair (k_scales, v_scales). Of float8_e4m3fn and int8: float32 [heads_kv], or [num_pages,
+   heads_kv, page_size]; number = element * scale. Of int4: float16 [num_pages, heads_kv, page_size, groups, 2], a scale and a
+   zero for 32 neighbours; number = element * scale + zero. Of float4_e2m1fn_x2 (NVFP4): float8_e4m3fn [num_pages, heads_kv,
+   page_size, groups] for 16 neighbours, and behind the pair two numbers, the scales of the whole tensors, unless both are 1.
+kv_dtype: "float8_e4m3fn", "int8", "int4" or "float4_e2m1fn_x2": what the bytes of uint8 pages are. Of the last two a byte holds two
+   elements, the first in the low bits, so that pages are [num_pages, page_size, heads_kv, head_dim / 2].
+out_dtype: of the numbers that pages of 8 and 4 bits become where out is None; default: float32.
 
 Returns (k_out, v_out). Tokens past a sequence's length are 0. Copies are exact.
 )doc" FK_DOC_COMMON R"doc(
@@ -277,16 +284,19 @@ Example:
   def_op<&kv_copy_pages>(
       module,
       "def kv_copy_pages(k_pages: SupportsDLPack, v_pages: SupportsDLPack, src: SupportsDLPack, dst: "
-      "SupportsDLPack, *, kv_scales: tuple[SupportsDLPack, SupportsDLPack] | None = None, kv_dtype: typing.Any "
+      "SupportsDLPack, *, kv_scales: KvScales = None, kv_dtype: typing.Any "
       "= None, stream: typing.Any = None, dtype: typing.Any = None, backend: str | None = None) -> None",
       R"doc(pages[dst[i]] = pages[src[i]] in k_pages and v_pages, written in place.
 
 k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
 src, dst: int32 or int64 [n]; no page may be in both, none twice in dst.
-kv_scales: for pages of float8_e4m3fn or int8, a pair (k_scales, v_scales) of float32: [heads_kv], or [num_pages, heads_kv,
-   page_size]; number = element * scale.
-   Scales of tokens go along.
-kv_dtype: "float8_e4m3fn" or "int8": what the bytes of uint8 pages are (NumPy, and frameworks without float8).
+kv_scales: for pages of 8 and 4 bits, a pair (k_scales, v_scales). Of float8_e4m3fn and int8: float32 [heads_kv], or [num_pages,
+   heads_kv, page_size]; number = element * scale. Of int4: float16 [num_pages, heads_kv, page_size, groups, 2], a scale and a
+   zero for 32 neighbours; number = element * scale + zero. Of float4_e2m1fn_x2 (NVFP4): float8_e4m3fn [num_pages, heads_kv,
+   page_size, groups] for 16 neighbours, and behind the pair two numbers, the scales of the whole tensors, unless both are 1.
+   Scales of tokens and of groups go along.
+kv_dtype: "float8_e4m3fn", "int8", "int4" or "float4_e2m1fn_x2": what the bytes of uint8 pages are. Of the last two a byte holds two
+   elements, the first in the low bits, so that pages are [num_pages, page_size, heads_kv, head_dim / 2].
 
 Copies are exact.
 )doc" FK_DOC_COMMON R"doc(

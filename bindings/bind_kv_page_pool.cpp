@@ -27,7 +27,8 @@ void bind_kv_page_pool(nb::module_& module) {
 num_pages: pages of each layer. heads_kv, head_dim, head_dim_v (default: head_dim): of the keys and values.
 page_size: tokens in a page: 16, 32, 64, 128 or 256.
 num_layers: one page id covers the same tokens in every layer.
-dtype: "float32", "float16", "bfloat16", "float8_e4m3fn" or "int8" (or NumPy's or torch's object for it).
+dtype: "float32", "float16", "bfloat16", "float8_e4m3fn", "int8" (or NumPy's or torch's object for it), or "int4", whose pages
+   hold two elements a byte: uint8 [..., head_dim / 2].
 token_scales: beside 8-bit pages, store a float32 scale a token and head (`scales`); False: the caller has scales of its own,
    one a head.
 device: "cpu" or "cuda:<index>".
@@ -134,8 +135,8 @@ Example:
           "layer"_a = 0, nb::kw_only(), "raw"_a = false,
           nb::sig("def scales(self, layer: int = 0, *, raw: bool = False) -> tuple[Array, Array] | None if raw else "
                   "tuple[typing.Any, typing.Any] | None"),
-          "(k_scales, v_scales) of one layer, float32 [num_pages, heads_kv, page_size], for the ops' kv_scales; None "
-          "where the pool has none; else as `k_pages`.")
+          "(k_scales, v_scales) of one layer, float32 [num_pages, heads_kv, page_size], or of int4 float16 [num_pages, "
+          "heads_kv, page_size, groups, 2], for the ops' kv_scales; None where the pool has none; else as `k_pages`.")
       .def_prop_ro(
           "num_free", [](const PyKvPagePool& self) { return self.pool->num_free(); }, "Pages that can be taken.")
       .def_prop_ro(

@@ -31,6 +31,7 @@ constexpr int kNumpyAligned = 0x100, kNumpyNotSwapped = 0x200, kNumpyWriteable =
 
 // False when the type is one that no op takes.
 bool dtype_from(const dlpack::DataType& type, DType& dtype) {
+  if (type.code == dlpack::kFloat4E2M1 && type.bits == 4 && type.lanes == 2) return dtype = DType::kFloat4E2M1x2, true;
   if (type.lanes != 1) return false;
   switch (type.code) {
     case dlpack::kFloat:
@@ -120,7 +121,9 @@ dlpack::DataType dlpack_type(DType dtype) {
     case DType::kBFloat16: return {dlpack::kBFloat, bits, 1};
     case DType::kInt32:
     case DType::kInt64: return {dlpack::kInt, bits, 1};
-    case DType::kUInt8: return {dlpack::kUInt, bits, 1};
+    case DType::kUInt8:
+    case DType::kInt4x2:  // bytes, for frameworks: none has both types of elements
+    case DType::kFloat4E2M1x2: return {dlpack::kUInt, bits, 1};
     case DType::kFloat8E4M3: return {dlpack::kFloat8E4M3, bits, 1};
     case DType::kInt8: return {dlpack::kInt, bits, 1};
   }
@@ -525,7 +528,7 @@ DType parse_dtype(const char* op, nb::handle dtype) {
   const auto dot = text.rfind('.');
   if (dot != std::string::npos) text.erase(0, dot + 1);
   for (const DType known : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64,
-                            DType::kUInt8, DType::kFloat8E4M3, DType::kInt8})
+                            DType::kUInt8, DType::kFloat8E4M3, DType::kInt8, DType::kInt4x2, DType::kFloat4E2M1x2})
     if (text == dtype_name(known)) return known;
   throw InvalidArgument(std::string(op) + ": dtype=" + short_repr(dtype) +
                         "; 'float32', 'float16' or 'bfloat16' is needed");

@@ -27,7 +27,8 @@ enum TypeCode : std::uint8_t {
   kBFloat = 4,
   kComplex = 5,
   kBool = 6,
-  kFloat8E4M3 = 10  // e4m3fn, from 1.1
+  kFloat8E4M3 = 10,  // e4m3fn, from 1.1
+  kFloat4E2M1 = 17   // e2m1fn, from 1.1; torch's tensors have lanes of two
 };
 
 struct DataType {

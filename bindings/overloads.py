@@ -190,7 +190,7 @@ def triton(stub: str) -> str:
         "from torch import Tensor",
         "",
         "from flashkernel.masks import BlockMask",
-        "from flashkernel.typing import Axis, KvAppendRope, KvAppendRopeWithQ, Window",
+        "from flashkernel.typing import Axis, KvAppendRope, KvAppendRopeWithQ, KvScales, Window",
     ]
     for line in re.findall(r"^(def [^\n]*, backend: [^\n]*):$", stub, flags=re.MULTILINE):
         signature = Signature.parse(line)

@@ -1,6 +1,6 @@
 # What nanobind's stub generator is told beyond the signatures: names used in them (overloads.py needs some), and classes that C++ makes by hand.
 flashkernel._C.__prefix__$:
-    \from flashkernel.typing import ArrayT, Axis, KvAppendRope, KvAppendRopeWithQ, SupportsDLPack, TorchTensor, Window
+    \from flashkernel.typing import ArrayT, Axis, KvAppendRope, KvAppendRopeWithQ, KvScales, SupportsDLPack, TorchTensor, Window
     \from flashkernel.masks import BlockMask
     \from numpy.typing import NDArray
     \from typing import Any, Literal, overload

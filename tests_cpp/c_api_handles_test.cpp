@@ -21,7 +21,8 @@ TEST(CApi, ErrorsHaveAStatusAMessageAndNumbers) {
     EXPECT_EQ(fk_add(&bad, &xv.c, &xv.c, nullptr), FK_INVALID_ARGUMENT);
     return std::string(fk_last_error_message());
   };
-  EXPECT_EQ(refused([](auto& t) { t.dtype = 8; }), "add: a.dtype is 8; it must be FK_FLOAT32 (0) to FK_INT8 (7)");
+  EXPECT_EQ(refused([](auto& t) { t.dtype = 10; }),
+            "add: a.dtype is 10; it must be FK_FLOAT32 (0) to FK_FLOAT4_E2M1X2 (9)");
   EXPECT_EQ(refused([](auto& t) { t.ndim = 9; }), "add: a has 9 dims; there are 0 to 8");
   EXPECT_EQ(refused([](auto& t) { t.ndim = -1; }), "add: a has -1 dims; there are 0 to 8");
   EXPECT_EQ(refused([](auto& t) { t.shape[1] = -3; }), "add: a.shape[1]=-3; it must not be negative");

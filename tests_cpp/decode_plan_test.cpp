@@ -82,24 +82,24 @@ TEST(DecodePlan, LongRowsLeaveRoomForFewQueriesAndWarps) {
   EXPECT_FALSE(takes(9));
   // A warp's ring and result take 80 KB.
   for (const auto& [kilobytes, warps] : {std::pair{99, 1}, {163, 1}, {227, 2}}) {
-    const DecodePlan plan = plan_decode<512, 512, 2>(call(4, 4096, 8, 1), DecodeMerge::kApart, device(108, kilobytes));
+    const DecodePlan plan = plan_decode<512, 512, 16>(call(4, 4096, 8, 1), DecodeMerge::kApart, device(108, kilobytes));
     EXPECT_EQ(plan.warps, warps) << kilobytes;
     EXPECT_LE(plan.shared_bytes, kilobytes * 1024);
   }
 }
 
 TEST(DecodePlan, BlocksOfAllHeadsCutSequencesAlikeWhereThatCostsFewOfThem) {
-  EXPECT_EQ(decode_blocks(call(1, 1, 8, 8), 2, 108), 104);
-  EXPECT_EQ(decode_blocks(call(1, 1, 8, 8), 1, 108), 108);    // 8-bit keys
-  EXPECT_EQ(decode_blocks(call(1, 1, 32, 32), 2, 108), 108);  // 96 are less than 15 in 16
-  EXPECT_EQ(decode_blocks(call(1, 1, 44, 44), 2, 132), 132);
+  EXPECT_EQ(decode_blocks(call(1, 1, 8, 8), 16, 108), 104);
+  EXPECT_EQ(decode_blocks(call(1, 1, 8, 8), 8, 108), 108);     // 8-bit keys
+  EXPECT_EQ(decode_blocks(call(1, 1, 32, 32), 16, 108), 108);  // 96 are less than 15 in 16
+  EXPECT_EQ(decode_blocks(call(1, 1, 44, 44), 16, 132), 132);
 }
 
 TEST(DecodePlan, WarpsFitSharedMemory) {
   for (const int kilobytes : {99, 163, 227})
     for (const std::int64_t group : {1, 8, 16, 32}) {
       const DecodePlan plan =
-          plan_decode<128, 128, 2>(call(4, 4096, group, 1), DecodeMerge::kApart, device(108, kilobytes));
+          plan_decode<128, 128, 16>(call(4, 4096, group, 1), DecodeMerge::kApart, device(108, kilobytes));
       EXPECT_GE(plan.key_lanes, 1);
       EXPECT_LE(plan.shared_bytes, kilobytes * 1024);
       EXPECT_EQ(plan.rows, group);

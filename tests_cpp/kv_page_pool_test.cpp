@@ -57,7 +57,7 @@ TEST(KvPagePool, RefusesOptions) {
   EXPECT_EQ(refusal(with(&O::head_dim_v, -8)), "KvPagePool: head_dim_v=-8; needs 1 or more");
   EXPECT_EQ(refusal(with(&O::num_layers, 0)), "KvPagePool: num_layers=0; needs 1 or more");
   EXPECT_EQ(refusal(with(&O::dtype, DType::kInt32)),
-            "KvPagePool: dtype=int32; needs float32, float16, bfloat16, float8_e4m3fn or int8");
+            "KvPagePool: dtype=int32; needs float32, float16, bfloat16, float8_e4m3fn, int8 or int4");
 }
 
 TEST(KvPagePool, BytesThatOverflowAreRefused) {

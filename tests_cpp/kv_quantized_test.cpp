@@ -189,7 +189,8 @@ TEST(KvScales, Refusals) {
   };
   says(pool, {}, "k_scales is absent but k_pages is int8; needs float32 [heads_kv]");
   says(pool, {per_head, {}}, "v_scales is absent");
-  says(wide, {per_head, per_head}, "k_pages is float32; they are for pages of float8_e4m3fn and int8");
+  says(wide, {per_head, per_head},
+       "k_pages is float32; they are for pages of float8_e4m3fn, int8, int4 and float4_e2m1fn_x2");
   says(pool, {one, per_head}, "k_scales.shape[0]=1");
   says(pool, {pool.scales().k, per_head}, "both need one scale a head");
   says(pool, {k, k}, "k_scales.shape[0]=2");

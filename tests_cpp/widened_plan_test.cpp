@@ -1,10 +1,10 @@
-// How sequences of 8-bit pages are widened for attention of many queries (cuda/attention/widened/plan.hpp): host code,
+// How sequences of 8-bit pages are widened for attention (ops/widened_plan.hpp): host code,
 // tested without a GPU.
-#include "cuda/attention/widened/plan.hpp"
+#include "ops/widened_plan.hpp"
 
 #include <gtest/gtest.h>
 
-namespace flashkernel::cuda {
+namespace flashkernel {
 namespace {
 
 AttentionParams call(std::int64_t batch, std::int64_t pages, std::int64_t dim = 128) {
@@ -81,4 +81,4 @@ TEST(WidenedPlan, SequencesOfACallAreACallOfTheirOwn) {
 }
 
 }  // namespace
-}  // namespace flashkernel::cuda
+}  // namespace flashkernel

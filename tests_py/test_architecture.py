@@ -30,7 +30,7 @@ def includes(path: Path) -> list[str]:
 
 # Which of the project's own folders a folder may include from. The longest matching key counts.
 # `core` is below everything; params structs, `ops/kernel_entry.hpp` and plans are the contract of ops and backends.
-OPS_CONTRACT = re.compile(r"ops/(\w+_params|kernel_entry|plan|params_common)\.hpp")
+OPS_CONTRACT = re.compile(r"ops/(\w+_params|kernel_entry|(\w+_)?plan|params_common)\.hpp")
 # Headers directly in src/cpu declare what the folders below it share; they include no folder.
 CPU_SHARED = re.compile(r"cpu/\w+\.hpp")
 LAW: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,5 @@
-// The emulator's cuda_fp16.h: the type, its conversions and the arithmetic that the kernels use. See emulator/README.md.
+// The emulator's cuda_fp16.h: the type, its conversions and the arithmetic that the kernels use. See
+// emulator/README.md.
 #pragma once
 
 #include <type_traits>
@@ -57,3 +58,11 @@ inline __half2 __hmax2(__half2 a, __half2 b) {
           std::fmax(static_cast<float>(a.y), static_cast<float>(b.y))};
 }
 inline __half2 __hmul2(__half2 a, __half2 b) { return {a.x * b.x, a.y * b.y}; }
+/// Rounded once: the product of two fp16 numbers is exact in double.
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  const auto fused = [](__half x, __half y, __half z) {
+    const double product = static_cast<double>(static_cast<float>(x)) * static_cast<float>(y);
+    return __half(static_cast<float>(product + static_cast<float>(z)));
+  };
+  return {fused(a.x, b.x, c.x), fused(a.y, b.y, c.y)};
+}

@@ -32,7 +32,7 @@ struct AttentionOptions {
   /// BadBlockTable where it leads out of the pool (see check_block_table). Off, a bad id reads nothing that it should
   /// not. On the CPU always done.
   bool check_pages = false;
-  KvScales kv_scales;  ///< of pages that hold float8_e4m3fn or int8; paged attention only
+  KvScales kv_scales;  ///< of pages of 8 and 4 bits (kv_scales.hpp); paged attention only
   /// Packed boolean mask, int32, broadcastable to [batch, heads_q, seq_q, (seq_k + 31) / 32], but for its last dim
   /// (dims of size 1 broadcast; fewer dims are aligned right). Query i may see key j where bit j % 32 of word j / 32 is
   /// set; pack_mask makes it. Dense and paged attention. Over pages the bits are those of the last keys of a sequence,
@@ -72,12 +72,13 @@ FK_API void attention_varlen(const TensorView& q, const TensorView& k, const Ten
                              const AttentionOptions& options = {}, const ExecutionContext& context = {});
 
 /// Keys and values in pages. k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size,
-/// heads_kv, head_dim_v] (q's dtype, or 8-bit with `options.kv_scales`), block_table int32 [batch, max_pages], seq_lens
-/// int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch, heads_q, seq_q, *] with
-/// lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse [heads_q, total_q]
-/// and `max_seqlen_q`. Table entries past a sequence's last page, and of pages wholly before the window of its first
-/// query, are not used: any value is allowed there. Kernels may read them, so a row is memory of max_pages entries. On
-/// a GPU both are read while the call runs, by many blocks: another stream that writes them waits for it.
+/// heads_kv, head_dim_v] (q's dtype, or of 8 or 4 bits with `options.kv_scales`), block_table int32 [batch, max_pages],
+/// seq_lens int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch, heads_q,
+/// seq_q, *] with lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse
+/// [heads_q, total_q] and `max_seqlen_q`. Table entries past a sequence's last page, and of pages wholly before the
+/// window of its first query, are not used: any value is allowed there. Kernels may read them, so a row is memory of
+/// max_pages entries. On a GPU both are read while the call runs, by many blocks: another stream that writes them waits
+/// for it.
 FK_API void attention_paged(const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                             const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
                             std::int64_t max_seqlen_q, const TensorView& out, const TensorView& lse,

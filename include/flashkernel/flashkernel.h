@@ -1,9 +1,9 @@
 // The C API of FlashKernel: C99 and C++, one header, nothing but a C compiler needed. docs/c_api.md is the guide.
 //
 // A function that can fail returns an fk_status; fk_last_error_message says the rest. No C++ exception leaves the
-// library. Results are written through the last pointers, and only on FK_OK. What may be NULL says so. Every function may
-// be called from any thread; a handle may be used by several threads at once, but not while one of them destroys it.
-// Within one SONAME functions and fields are only added.
+// library. Results are written through the last pointers, and only on FK_OK. What may be NULL says so. Every function
+// may be called from any thread; a handle may be used by several threads at once, but not while one of them destroys
+// it. Within one SONAME functions and fields are only added.
 #pragma once
 
 #include "flashkernel/flashkernel_ops.h"
@@ -99,10 +99,10 @@ FK_API uint64_t fk_explanation_workspace_bytes(const fk_explanation* explanation
 FK_API int64_t fk_explanation_num_candidates(const fk_explanation* explanation);
 typedef struct fk_candidate {
   size_t size;
-  const char* kernel;   // strings live until the handle is used again
-  const char* reason;   // why it refuses; "" where it accepts
-  int32_t accepted;     // 0 or 1
-  float modelled_us;    // microseconds by the model that the choice follows, no measurement; 0 where it refuses
+  const char* kernel;  // strings live until the handle is used again
+  const char* reason;  // why it refuses; "" where it accepts
+  int32_t accepted;    // 0 or 1
+  float modelled_us;   // microseconds by the model that the choice follows, no measurement; 0 where it refuses
 } fk_candidate;
 FK_API fk_status fk_explanation_candidate(const fk_explanation* explanation, int64_t index, fk_candidate* candidate,
                                           size_t size);
@@ -121,7 +121,8 @@ typedef struct fk_memory_stats {
   uint64_t num_invalid_frees;  // pointers given back that were not in use; each was ignored
 } fk_memory_stats;
 
-// An allocator of the caller's. Both functions may be called from any thread, and must not unwind (longjmp, exceptions).
+// An allocator of the caller's. Both functions may be called from any thread, and must not unwind (longjmp,
+// exceptions).
 typedef struct fk_memory_callbacks {
   size_t size;
   void* user;        // handed to both functions
@@ -156,11 +157,12 @@ typedef struct fk_kv_page_pool_options {
   int64_t num_pages;
   int64_t heads_kv;
   int64_t head_dim;
-  int64_t head_dim_v;    // 0: head_dim
-  int64_t page_size;     // tokens: 16, 32, 64, 128 or 256 (the default)
-  int64_t num_layers;    // one page id covers the same tokens in every layer; default 1
-  fk_dtype dtype;        // float32, float16 (the default), bfloat16, float8_e4m3 or int8
-  int32_t token_scales;  // 8-bit pages: 1 (the default): the pool has a scale a token and head; 0: the caller has scales
+  int64_t head_dim_v;  // 0: head_dim
+  int64_t page_size;   // tokens: 16, 32, 64, 128 or 256 (the default)
+  int64_t num_layers;  // one page id covers the same tokens in every layer; default 1
+  fk_dtype dtype;      // float32, float16 (the default), bfloat16, float8_e4m3, int8 or int4x2
+  int32_t
+      token_scales;  // 8-bit pages: 1 (the default): the pool has a scale a token and head; 0: the caller has scales
   fk_device device;
 } fk_kv_page_pool_options;
 FK_API fk_status fk_kv_page_pool_options_init(fk_kv_page_pool_options* options, size_t size);
@@ -188,7 +190,8 @@ FK_API fk_status fk_kv_page_pool_scales(const fk_kv_page_pool* pool, int64_t lay
 
 // ---- Sequences of a KV-cache
 
-// A sequence of one cache. One that was freed, or is another cache's, is recognised (FK_INVALID_ARGUMENT). All zero: none.
+// A sequence of one cache. One that was freed, or is another cache's, is recognised (FK_INVALID_ARGUMENT). All zero:
+// none.
 typedef struct fk_sequence {
   uint32_t slot;
   uint32_t generation;
@@ -207,8 +210,8 @@ typedef struct fk_kv_cache_stats {
   uint64_t num_evictions;
 } fk_kv_cache_stats;
 
-// Bookkeeping is on the host; keys and values are moved by fk_kv_append and read by fk_attention_paged. A call that fails
-// leaves sequences, lengths and pages as they were.
+// Bookkeeping is on the host; keys and values are moved by fk_kv_append and read by fk_attention_paged. A call that
+// fails leaves sequences, lengths and pages as they were.
 FK_API fk_status fk_kv_cache_create(fk_kv_page_pool* pool, fk_kv_cache** cache);
 FK_API void fk_kv_cache_destroy(fk_kv_cache* cache);
 // A sequence for these tokens that already holds the longest run of full pages that fk_kv_cache_publish has seen under

@@ -35,13 +35,13 @@ FK_API fk_status fk_attention_varlen(const fk_tensor* q, const fk_tensor* k, con
     const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options, const fk_context* context);
 
 // Keys and values in pages. k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size,
-// heads_kv, head_dim_v] (q's dtype, or 8-bit with `options->kv_scales`), block_table int32 [batch, max_pages],
-// seq_lens int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch, heads_q,
-// seq_q, *] with lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse
-// [heads_q, total_q] and `max_seqlen_q`. Table entries past a sequence's last page, and of pages wholly before the
-// window of its first query, are not used: any value is allowed there. Kernels may read them, so a row is memory of
-// max_pages entries. On a GPU both are read while the call runs, by many blocks: another stream that writes them
-// waits for it.
+// heads_kv, head_dim_v] (q's dtype, or of 8 or 4 bits with `options->kv_scales`), block_table int32 [batch,
+// max_pages], seq_lens int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch,
+// heads_q, seq_q, *] with lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *]
+// with lse [heads_q, total_q] and `max_seqlen_q`. Table entries past a sequence's last page, and of pages wholly
+// before the window of its first query, are not used: any value is allowed there. Kernels may read them, so a row is
+// memory of max_pages entries. On a GPU both are read while the call runs, by many blocks: another stream that writes
+// them waits for it.
 FK_API fk_status fk_attention_paged(const fk_tensor* q, const fk_tensor* k_pages, const fk_tensor* v_pages,
     const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* cu_seqlens_q,
     int64_t max_seqlen_q, const fk_tensor* out, const fk_tensor* lse, const fk_attention_options* options,
@@ -411,21 +411,24 @@ FK_API fk_status fk_linear_selected_log_prob_backward(const fk_tensor* grad_log_
 // 448 or 127 (infinities too). Scales [heads_kv] are read; scales [num_pages, heads_kv, page_size] are written: the
 // largest magnitude of the token's head over 448 or 127. NaN stays NaN in float8_e4m3fn; int8 has none: there a scale
 // of its own becomes NaN (and with it the token's whole head), while under a scale [heads_kv] a NaN is stored as 0. k
-// and v are rotated in float32 and not rounded to their dtype first.
+// and v are rotated in float32 and not rounded to their dtype first. Pages of int4 [num_pages, page_size, heads_kv,
+// head_dim / 2] in bytes: zero, the least of a group of 32, and scale, a fifteenth of its range, are written as
+// float16; an element is (x - zero) / scale, rounded to nearest even and bounded to 0 to 15. Numbers are bounded to
+// +-65024 first, and a group with a NaN becomes NaN.
 FK_API fk_status fk_kv_append(const fk_tensor* k, const fk_tensor* v, const fk_tensor* k_pages,
     const fk_tensor* v_pages, const fk_kv_scales* scales, const fk_tensor* slots, const fk_kv_append_rope* rope,
     const fk_context* context);
 
 // Gathers sequences back: k_out [batch, max_seq, heads_kv, head_dim], v_out [batch, max_seq, heads_kv, head_dim_v];
 // tokens past seq_lens[b] are written as 0. block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch].
-// Table entries past a sequence's last page are not used: any value is allowed there. The same from 8-bit pages:
-// element * scale, rounded to the dtype of k_out and v_out (float32, float16 or bfloat16).
+// Table entries past a sequence's last page are not used: any value is allowed there. The same from pages of 8 and 4
+// bits: their numbers, rounded to the dtype of k_out and v_out (float32, float16 or bfloat16).
 FK_API fk_status fk_kv_read(const fk_tensor* k_pages, const fk_tensor* v_pages, const fk_kv_scales* scales,
     const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* k_out, const fk_tensor* v_out,
     const fk_context* context);
 
 // Copies page src[i] to page dst[i] in both k_pages and v_pages; src, dst int32 or int64 [n]; no page may be in both.
-// The same for 8-bit pages; scales [num_pages, heads_kv, page_size] go along.
+// The same for pages of 8 and 4 bits; scales of tokens and of groups go along.
 FK_API fk_status fk_kv_copy_pages(const fk_tensor* k_pages, const fk_tensor* v_pages, const fk_kv_scales* scales,
     const fk_tensor* src, const fk_tensor* dst, const fk_context* context);
 

@@ -35,8 +35,10 @@ enum {
   FK_INT32 = 3,
   FK_INT64 = 4,
   FK_UINT8 = 5,
-  FK_FLOAT8_E4M3 = 6,  // OCP E4M3FN; pages of an 8-bit KV-cache alone
-  FK_INT8 = 7          // pages of an 8-bit KV-cache alone
+  FK_FLOAT8_E4M3 = 6,   // OCP E4M3FN; pages of an 8-bit KV-cache alone
+  FK_INT8 = 7,          // pages of an 8-bit KV-cache alone
+  FK_INT4X2 = 8,        // bytes of two elements, the first in the low bits; pages of a 4-bit KV-cache alone
+  FK_FLOAT4_E2M1X2 = 9  // NVFP4: the same, with scales of FK_FLOAT8_E4M3; pages alone, which are read and copied
 };
 
 typedef int32_t fk_device_type;
@@ -93,11 +95,15 @@ typedef struct fk_context {
 } fk_context;
 
 // Scales of an 8-bit KV-cache: number = element * scale. Both float32 and of one kind: [heads_kv], or [num_pages,
-// heads_kv, page_size], which fk_kv_append writes. NULL: pages hold float32, float16 or bfloat16.
+// heads_kv, page_size], which fk_kv_append writes. Of 4-bit pages: float16 [num_pages, heads_kv, page_size, groups, 2],
+// scale and zero of 32 elements (FK_INT4X2), or FK_FLOAT8_E4M3 [num_pages, heads_kv, page_size, groups] of 16
+// (FK_FLOAT4_E2M1X2). NULL: pages hold float32, float16 or bfloat16.
 typedef struct fk_kv_scales {
   size_t size;
   const fk_tensor* k;
   const fk_tensor* v;
+  float k_tensor;  // the scales of the whole tensors where pages are FK_FLOAT4_E2M1X2; 0: 1
+  float v_tensor;
 } fk_kv_scales;
 
 typedef struct fk_attention_options {

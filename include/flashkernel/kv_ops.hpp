@@ -39,7 +39,9 @@ FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView
 /// [num_pages, heads_kv, page_size] are written: the largest magnitude of the token's head over 448 or 127. NaN stays
 /// NaN in float8_e4m3fn; int8 has none: there a scale of its own becomes NaN (and with it the token's whole head),
 /// while under a scale [heads_kv] a NaN is stored as 0. k and v are rotated in float32 and not rounded to their dtype
-/// first.
+/// first. Pages of int4 [num_pages, page_size, heads_kv, head_dim / 2] in bytes: zero, the least of a group of 32, and
+/// scale, a fifteenth of its range, are written as float16; an element is (x - zero) / scale, rounded to nearest even
+/// and bounded to 0 to 15. Numbers are bounded to +-65024 first, and a group with a NaN becomes NaN.
 FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
                       const KvScales& scales, const TensorView& slots,
                       const std::optional<KvAppendRope>& rope = std::nullopt, const ExecutionContext& context = {});
@@ -70,7 +72,8 @@ FK_API void kv_append_to_sequences(const TensorView& k, const TensorView& v, con
 FK_API void kv_read(const TensorView& k_pages, const TensorView& v_pages, const TensorView& block_table,
                     const TensorView& seq_lens, const TensorView& k_out, const TensorView& v_out,
                     const ExecutionContext& context = {});
-/// The same from 8-bit pages: element * scale, rounded to the dtype of k_out and v_out (float32, float16 or bfloat16).
+/// The same from pages of 8 and 4 bits: their numbers, rounded to the dtype of k_out and v_out (float32, float16 or
+/// bfloat16).
 FK_API void kv_read(const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
                     const TensorView& block_table, const TensorView& seq_lens, const TensorView& k_out,
                     const TensorView& v_out, const ExecutionContext& context = {});
@@ -78,7 +81,7 @@ FK_API void kv_read(const TensorView& k_pages, const TensorView& v_pages, const 
 /// Copies page src[i] to page dst[i] in both k_pages and v_pages; src, dst int32 or int64 [n]; no page may be in both.
 FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const TensorView& src,
                           const TensorView& dst, const ExecutionContext& context = {});
-/// The same for 8-bit pages; scales [num_pages, heads_kv, page_size] go along.
+/// The same for pages of 8 and 4 bits; scales of tokens and of groups go along.
 FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
                           const TensorView& src, const TensorView& dst, const ExecutionContext& context = {});
 

@@ -20,8 +20,10 @@ struct KvPagePoolOptions {
   std::int64_t head_dim_v = 0;    ///< 0: head_dim
   std::int64_t page_size = 256;   ///< tokens: 16, 32, 64, 128 or 256
   std::int64_t num_layers = 1;    ///< one page id covers the same tokens in every layer
-  DType dtype = DType::kFloat16;  ///< float32, float16, bfloat16, float8_e4m3fn or int8
-  bool token_scales = true;  ///< 8-bit pages: the pool stores a scale a token and head; false: the caller has scales
+  DType dtype = DType::kFloat16;  ///< float32, float16, bfloat16, float8_e4m3fn, int8 or int4
+  /// 8-bit pages: the pool stores a scale a token and head; false: the caller has scales. (Of int4 it stores them
+  /// always.)
+  bool token_scales = true;
   Device device{};
 };
 
@@ -58,7 +60,8 @@ class FK_API KvPagePool {
   /// 0 for a free page.
   std::int32_t num_references(PageId page) const;
 
-  /// [num_pages, page_size, heads_kv, head_dim] of one layer; layers lie one after another.
+  /// [num_pages, page_size, heads_kv, head_dim] of one layer; layers lie one after another. Of int4 the last dim counts
+  /// bytes, head_dim / 2.
   TensorView k_pages(std::int64_t layer = 0) const;
   /// [num_pages, page_size, heads_kv, head_dim_v]
   TensorView v_pages(std::int64_t layer = 0) const;
@@ -66,7 +69,8 @@ class FK_API KvPagePool {
   TensorView k_layers() const;
   /// [num_layers, num_pages, page_size, heads_kv, head_dim_v].
   TensorView v_layers() const;
-  /// float32 [num_pages, heads_kv, page_size] of one layer, beside pages of 8-bit elements; else absent.
+  /// float32 [num_pages, heads_kv, page_size] of one layer, beside pages of 8-bit elements; float16 [num_pages,
+  /// heads_kv, page_size, ceil(head_dim / 32), 2] beside int4; else absent.
   KvScales scales(std::int64_t layer = 0) const;
 
  private:

@@ -26,6 +26,9 @@ struct Device {
 /// Most dims of a tensor.
 inline constexpr int kMaxDims = 8;
 
+/// Neighbouring 4-bit elements of a KV-cache that share a scale (kv_scales.hpp): of int4, and of float4_e2m1fn_x2.
+inline constexpr int kInt4Group = 32, kNvfp4Group = 16;
+
 /// What a linear layer applies to its result.
 enum class Activation : std::uint8_t {
   kNone,

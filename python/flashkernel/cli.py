@@ -69,8 +69,8 @@ def _add_machine(add: Callable[..., Any]) -> None:
     )
     add(
         "--kv-dtype",
-        choices=["fp8", "int8"],
-        help="elements of the KV-cache, with a scale a token and head (default: those of --dtype)",
+        choices=["fp8", "int8", "int4"],
+        help="elements of the KV-cache, with scales (default: those of --dtype)",
     )
 
 

@@ -23,7 +23,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["quantized", "dequantized"],
         help="of a GGUF file: Q4_0, Q4_1 and Q8_0 as they are, or as --dtype (default: the first on the CPU)",
     )
-    add("--kv-dtype", choices=["fp8", "int8"], help="elements of the KV-cache (default: those of --dtype)")
+    add("--kv-dtype", choices=["fp8", "int8", "int4"], help="elements of the KV-cache (default: those of --dtype)")
     add_speculation_arguments(add)
     add_tensor_parallel_argument(add, "serve")
     add("--page-size", type=int, choices=[16, 32, 64, 128, 256], default=64, help="tokens per KV-cache page")

@@ -32,6 +32,9 @@ class TorchTensor(SupportsDLPack, Protocol[_PlainT_co]):
 Window: TypeAlias = tuple[int | None, int | None] | None
 """Tokens seen to the left and right of a query's position; None or -1: unbounded."""
 
+KvScales: TypeAlias = tuple[SupportsDLPack, SupportsDLPack] | tuple[SupportsDLPack, SupportsDLPack, float, float] | None
+"""Scales of keys and of values where pages have 8 or 4 bits; of NVFP4 also those of the whole tensors."""
+
 Axis: TypeAlias = int | Sequence[int] | None
 """The dims of a reduction; None: all."""
 

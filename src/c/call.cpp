@@ -24,7 +24,7 @@ bool countable(const fk_tensor& tensor) noexcept {
 template <class What>
 TensorView view_of(const fk_tensor& tensor, const What& what) {
   TensorView view;
-  if (tensor.dtype < FK_FLOAT32 || tensor.dtype > FK_INT8) dtype_of(what().c_str(), tensor.dtype);  // throws
+  if (tensor.dtype < FK_FLOAT32 || tensor.dtype > FK_FLOAT4_E2M1X2) dtype_of(what().c_str(), tensor.dtype);  // throws
   view.dtype = static_cast<DType>(tensor.dtype);
   if (tensor.ndim < 0 || tensor.ndim > kMaxDims)
     refuse(what() + " has " + std::to_string(tensor.ndim) + " dims; there are 0 to " + std::to_string(kMaxDims));
@@ -61,8 +61,9 @@ Device device_of(const char* what, fk_device device) {
 }
 
 DType dtype_of(const char* what, fk_dtype dtype) {
-  if (dtype < FK_FLOAT32 || dtype > FK_INT8)
-    refuse(std::string(what) + ".dtype is " + std::to_string(dtype) + "; it must be FK_FLOAT32 (0) to FK_INT8 (7)");
+  if (dtype < FK_FLOAT32 || dtype > FK_FLOAT4_E2M1X2)
+    refuse(std::string(what) + ".dtype is " + std::to_string(dtype) +
+           "; it must be FK_FLOAT32 (0) to FK_FLOAT4_E2M1X2 (9)");
   return static_cast<DType>(dtype);
 }
 
@@ -177,7 +178,8 @@ KvAppendPlaces Call::kv_append_places(const char* name, const fk_kv_append_place
 KvScales Call::kv_scales(const char* name, const fk_kv_scales* given) const {
   if (!given) return {};
   const fk_kv_scales c = take(name, *given, fk_kv_scales{});
-  return {tensor("k_scales", c.k), tensor("v_scales", c.v)};
+  return {tensor("k_scales", c.k), tensor("v_scales", c.v), c.k_tensor == 0 ? 1 : c.k_tensor,
+          c.v_tensor == 0 ? 1 : c.v_tensor};
 }
 
 NormSaved Call::norm_saved(const char* name, const fk_norm_saved* given) const {

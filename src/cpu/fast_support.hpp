@@ -102,12 +102,15 @@ constexpr GemmBlocks blocks_of(Isa isa, DType dtype) {
   return dtype == DType::kFloat16 ? kAmxSplitFp16Blocks : kAmxSplitFp32Blocks;
 }
 
+Verdict attention_supports(const AttentionParams& p) {
+  return p.quantization.packed ? Verdict("takes no 4-bit pages") : Verdict::ok();
+}
 #if defined(FK_CPU_AMX)
 Verdict amx_fp16_linear_supports(const LinearParams& p) {
   return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
 }
 Verdict amx_attention_supports(const AttentionParams& p) {
-  return p.quantization ? Verdict("takes no 8-bit pages") : Verdict::ok();
+  return p.quantization ? Verdict("takes no 8-bit or 4-bit pages") : Verdict::ok();
 }
 Verdict amx_fp16_attention_supports(const AttentionParams& p) {
   return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
@@ -228,7 +231,7 @@ Verdict rope_supports(const RopeParams& p) {
   return p.spec.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
 }
 Verdict kv_append_supports(const KvAppendParams& p) {
-  if (p.pages.quantization) return "it takes no 8-bit pages";
+  if (p.pages.quantization) return "it takes no 8-bit or 4-bit pages";
   if (p.has_norm() && p.pages.head_dim > kMaxRotaryDim) return "norms heads of up to 1024 elements";
   return !p.has_rope || p.rope.rotary_dim <= kMaxRotaryDim ? Verdict::ok() : Verdict("takes rotary_dim up to 1024");
 }

@@ -12,6 +12,7 @@
 #include "cpu/avx2/attention_bwd.hpp"
 #include "cpu/avx2/attention_fwd.hpp"
 #include "cpu/fast_support.hpp"
+#include "cpu/widened.hpp"
 #else
 #define FK_FAST_ROWS(Params, id, function, supports, plan)
 #endif
@@ -82,22 +83,48 @@ KernelTable<AttentionParams> cpu_kernels<AttentionParams>() {
                   "attention_fwd/cpu/amx_packed", cpu::amx_attention_supports,
                   plan_workspace<AttentionParams, cpu::amx::attention_fwd_packed_workspace>),
               cpu::takes<AttentionParams, cpu::amx_attention_supports>),
+    cpu::one_of_two_orders(
+        cpu::fast_row<AttentionParams, cpu::Isa::kAmx, cpu::attention_widened<cpu::amx::attention_fwd>>(
+            "attention_fwd/cpu/amx_widened", cpu::widened_supports,
+            plan_workspace<AttentionParams, cpu::widened_workspace<cpu::amx::attention_fwd_workspace>>)),
+    invariant(cpu::packed_row<AttentionParams, cpu::Isa::kAmx, cpu::attention_widened<cpu::amx::attention_fwd_packed>>(
+                  "attention_fwd/cpu/amx_widened_packed", cpu::widened_supports,
+                  plan_workspace<AttentionParams, cpu::widened_workspace<cpu::amx::attention_fwd_packed_workspace>>),
+              cpu::takes<AttentionParams, cpu::widened_supports>),
 #endif
 #if defined(FK_CPU_AVX512)
     cpu::one_of_two_orders(cpu::fast_row<AttentionParams, cpu::Isa::kAvx512, cpu::avx512::attention_fwd>(
-        "attention_fwd/cpu/avx512", cpu::takes_all<AttentionParams>,
+        "attention_fwd/cpu/avx512", cpu::attention_supports,
         plan_workspace<AttentionParams, cpu::avx512::attention_fwd_workspace>)),
     cpu::packed_row<AttentionParams, cpu::Isa::kAvx512, cpu::avx512::attention_fwd_packed>(
-        "attention_fwd/cpu/avx512_packed", cpu::takes_all<AttentionParams>,
+        "attention_fwd/cpu/avx512_packed", cpu::attention_supports,
         plan_workspace<AttentionParams, cpu::avx512::attention_fwd_packed_workspace>),
+    cpu::one_of_two_orders(
+        cpu::fast_row<AttentionParams, cpu::Isa::kAvx512, cpu::attention_widened<cpu::avx512::attention_fwd>>(
+            "attention_fwd/cpu/avx512_widened", cpu::widened_supports,
+            plan_workspace<AttentionParams, cpu::widened_workspace<cpu::avx512::attention_fwd_workspace>>)),
+    invariant(
+        cpu::packed_row<AttentionParams, cpu::Isa::kAvx512, cpu::attention_widened<cpu::avx512::attention_fwd_packed>>(
+            "attention_fwd/cpu/avx512_widened_packed", cpu::widened_supports,
+            plan_workspace<AttentionParams, cpu::widened_workspace<cpu::avx512::attention_fwd_packed_workspace>>),
+        cpu::takes<AttentionParams, cpu::widened_supports>),
 #endif
 #if defined(FK_CPU_AVX2)
     cpu::one_of_two_orders(cpu::fast_row<AttentionParams, cpu::Isa::kAvx2, cpu::avx2::attention_fwd>(
-        "attention_fwd/cpu/avx2", cpu::takes_all<AttentionParams>,
+        "attention_fwd/cpu/avx2", cpu::attention_supports,
         plan_workspace<AttentionParams, cpu::avx2::attention_fwd_workspace>)),
     cpu::packed_row<AttentionParams, cpu::Isa::kAvx2, cpu::avx2::attention_fwd_packed>(
-        "attention_fwd/cpu/avx2_packed", cpu::takes_all<AttentionParams>,
+        "attention_fwd/cpu/avx2_packed", cpu::attention_supports,
         plan_workspace<AttentionParams, cpu::avx2::attention_fwd_packed_workspace>),
+    cpu::one_of_two_orders(
+        cpu::fast_row<AttentionParams, cpu::Isa::kAvx2, cpu::attention_widened<cpu::avx2::attention_fwd>>(
+            "attention_fwd/cpu/avx2_widened", cpu::widened_supports,
+            plan_workspace<AttentionParams, cpu::widened_workspace<cpu::avx2::attention_fwd_workspace>>)),
+    invariant(
+        cpu::packed_row<AttentionParams, cpu::Isa::kAvx2, cpu::attention_widened<cpu::avx2::attention_fwd_packed>>(
+            "attention_fwd/cpu/avx2_widened_packed", cpu::widened_supports,
+            plan_workspace<AttentionParams, cpu::widened_workspace<cpu::avx2::attention_fwd_packed_workspace>>),
+        cpu::takes<AttentionParams, cpu::widened_supports>),
 #endif
     scalar_row<AttentionParams, cpu_scalar::attention_fwd>("attention_fwd/cpu/scalar"),
   };

@@ -348,6 +348,25 @@ KernelTable<AttentionParams> cuda_kernels() {
     ampere_decode<DType::kFloat16, 512, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d512/within"),
     ampere_decode<DType::kBFloat16, 512, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d512/apart"),
     ampere_decode<DType::kBFloat16, 512, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d512/within"),
+    ampere_decode_int4<DType::kFloat16, 64, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode_int4/f16/d64/apart"),
+    ampere_decode_int4<DType::kFloat16, 64, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode_int4/f16/d64/within"),
+    ampere_decode_int4<DType::kBFloat16, 64, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode_int4/bf16/d64/apart"),
+    ampere_decode_int4<DType::kBFloat16, 64, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_int4/bf16/d64/within"),
+    ampere_decode_int4<DType::kFloat16, 128, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode_int4/f16/d128/apart"),
+    ampere_decode_int4<DType::kFloat16, 128, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_int4/f16/d128/within"),
+    ampere_decode_int4<DType::kBFloat16, 128, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_int4/bf16/d128/apart"),
+    ampere_decode_int4<DType::kBFloat16, 128, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_int4/bf16/d128/within"),
+    ampere_decode_int4<DType::kFloat16, 256, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode_int4/f16/d256/apart"),
+    ampere_decode_int4<DType::kFloat16, 256, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_int4/f16/d256/within"),
+    ampere_decode_int4<DType::kBFloat16, 256, DecodeMerge::kApart>(
+        "attention_fwd/cuda/sm80/decode_int4/bf16/d256/apart"),
+    ampere_decode_int4<DType::kBFloat16, 256, DecodeMerge::kWithin>(
+        "attention_fwd/cuda/sm80/decode_int4/bf16/d256/within"),
     ampere_decode_quantized<DType::kFloat16, 64, DecodeMerge::kApart>(
         "attention_fwd/cuda/sm80/decode_quantized/f16/d64/apart"),
     ampere_decode_quantized<DType::kFloat16, 64, DecodeMerge::kWithin>(

@@ -279,10 +279,20 @@ constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name)
   return of_head_dims<cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>(
       row<AttentionParams>(name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
                            cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>,
-                           cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, 1>,
+                           cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, 8>,
                                                       cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
-                           cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 1>,
+                           cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 8>,
                            cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>));
+}
+template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> ampere_decode_int4(const char* name) {
+  return of_head_dims<cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>(
+      row<AttentionParams>(name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
+                           cuda::sm80::attention_decode_int4_supports<kDtype, kQkDim, kVDim, kMerge>,
+                           cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, 4>,
+                                                      cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
+                           cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 4>,
+                           cuda::sm80::attention_decode_int4<kDtype, kQkDim, kVDim>));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_decode_group(const char* name) {

@@ -221,10 +221,12 @@ struct KvCache::Impl {
     for (const TensorView& view : {scales.k, scales.v}) {
       if (!view.defined()) continue;
       // A head's scales lie together, so the whole page's go along: what is past num_rows is never read.
-      auto* data = static_cast<float*>(view.data);
-      detail::copy_rows(view.device, data + dst * view.strides[0], data + src * view.strides[0],
-                        static_cast<std::size_t>(view.numel()) * sizeof(float),
-                        static_cast<std::size_t>(view.strides[0]) * sizeof(float),
+      const std::size_t element = dtype_bytes(view.dtype);
+      const std::size_t page_bytes = static_cast<std::size_t>(view.strides[0]) * element;
+      auto* data = static_cast<std::byte*>(view.data);
+      detail::copy_rows(view.device, data + static_cast<std::size_t>(dst) * page_bytes,
+                        data + static_cast<std::size_t>(src) * page_bytes,
+                        static_cast<std::size_t>(view.numel()) * element, page_bytes,
                         static_cast<std::size_t>(pool.options().num_layers), stream);
     }
   }

@@ -40,15 +40,28 @@ KvPagePoolOptions checked(KvPagePoolOptions options) {
     default: refuse("page_size", std::to_string(options.page_size), "16, 32, 64, 128 or 256");
   }
   require_positive("num_layers", options.num_layers);
-  if (!is_floating(options.dtype) && !is_quantized(options.dtype))
-    refuse("dtype", dtype_name(options.dtype), "float32, float16, bfloat16, float8_e4m3fn or int8");
-  options.token_scales = options.token_scales && is_quantized(options.dtype);
+  const bool int4 = options.dtype == DType::kInt4x2;
+  if (!is_floating(options.dtype) && !is_quantized(options.dtype) && !int4)
+    refuse("dtype", dtype_name(options.dtype), "float32, float16, bfloat16, float8_e4m3fn, int8 or int4");
+  if (int4 && options.head_dim % 2 != 0)
+    refuse("head_dim", std::to_string(options.head_dim), "an even number with int4");
+  if (int4 && options.head_dim_v % 2 != 0)
+    refuse("head_dim_v", std::to_string(options.head_dim_v), "an even number with int4");
+  options.token_scales = int4 || (options.token_scales && is_quantized(options.dtype));
   return options;
+}
+
+std::int64_t elements_of_byte(DType dtype) { return is_packed(dtype) ? 2 : 1; }
+
+/// float32 words of scales of a token and head: of int4 a scale and a zero for each group of elements.
+std::int64_t scale_words(const KvPagePoolOptions& options, std::int64_t dim) {
+  return options.dtype == DType::kInt4x2 ? (dim + kInt4Group - 1) / kInt4Group : 1;
 }
 
 /// Bytes of one page in one layer, of keys (head_dim) or of values (head_dim_v), times num_layers and num_pages.
 std::int64_t storage_bytes(const KvPagePoolOptions& options, std::int64_t dim, const char* what) {
   std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(options.dtype));
+  dim /= elements_of_byte(options.dtype);
   for (const std::int64_t extent : {dim, options.heads_kv, options.page_size, options.num_pages, options.num_layers}) {
     if (!detail::multiply(bytes, extent)) {
       throw InvalidArgument(std::string("KvPagePool: the ") + what + " of " + std::to_string(options.num_layers) +
@@ -61,12 +74,12 @@ std::int64_t storage_bytes(const KvPagePoolOptions& options, std::int64_t dim, c
   return bytes;
 }
 
-/// Bytes of the scales of keys, or of values: one fp32 a token and head. No more than four times that of the elements.
-std::int64_t scale_bytes(const KvPagePoolOptions& options) {
+/// Bytes of the scales of keys, or of values. No more than four times that of the elements.
+std::int64_t scale_bytes(const KvPagePoolOptions& options, std::int64_t dim) {
   if (!options.token_scales) return 0;
   KvPagePoolOptions scales = options;
   scales.dtype = DType::kFloat32;
-  return storage_bytes(scales, 1, "scales");
+  return storage_bytes(scales, scale_words(options, dim), "scales");
 }
 
 }  // namespace
@@ -76,7 +89,8 @@ struct KvPagePool::Impl {
       : options(checked(given)),
         k_bytes(storage_bytes(options, options.head_dim, "keys")),
         v_bytes(storage_bytes(options, options.head_dim_v, "values")),
-        scales_bytes(scale_bytes(options)),
+        k_scale_bytes(scale_bytes(options, options.head_dim)),
+        v_scale_bytes(scale_bytes(options, options.head_dim_v)),
         resource(given_resource != nullptr ? *given_resource : default_resource(options.device)) {
     if (resource.device() != options.device) {
       const std::string needed = "options.device, " + to_string(options.device);
@@ -86,9 +100,10 @@ struct KvPagePool::Impl {
     k_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(k_bytes)));
     try {
       v_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(v_bytes)));
-      for (std::byte** const data : {&k_scale_data, &v_scale_data})
-        if (scales_bytes > 0)
-          *data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(scales_bytes)));
+      if (k_scale_bytes > 0) {
+        k_scale_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(k_scale_bytes)));
+        v_scale_data = static_cast<std::byte*>(resource.allocate(static_cast<std::size_t>(v_scale_bytes)));
+      }
       const auto num_pages = static_cast<std::size_t>(options.num_pages);
       references.assign(num_pages, 0);
       free_pages.resize(num_pages);
@@ -103,8 +118,8 @@ struct KvPagePool::Impl {
   ~Impl() { release(); }
 
   void release() noexcept {
-    for (std::byte* const data : {k_scale_data, v_scale_data})
-      if (data != nullptr) resource.deallocate(data, static_cast<std::size_t>(scales_bytes));
+    if (k_scale_data != nullptr) resource.deallocate(k_scale_data, static_cast<std::size_t>(k_scale_bytes));
+    if (v_scale_data != nullptr) resource.deallocate(v_scale_data, static_cast<std::size_t>(v_scale_bytes));
     if (v_data != nullptr) resource.deallocate(v_data, static_cast<std::size_t>(v_bytes));
     resource.deallocate(k_data, static_cast<std::size_t>(k_bytes));
   }
@@ -113,7 +128,8 @@ struct KvPagePool::Impl {
     // Each addend is at most 2^63 / num_pages.
     return static_cast<std::size_t>(k_bytes / options.num_pages) +
            static_cast<std::size_t>(v_bytes / options.num_pages) +
-           2 * static_cast<std::size_t>(scales_bytes / options.num_pages);
+           static_cast<std::size_t>(k_scale_bytes / options.num_pages) +
+           static_cast<std::size_t>(v_scale_bytes / options.num_pages);
   }
 
   std::size_t check_page(const char* op, PageId page) const {
@@ -161,10 +177,10 @@ struct KvPagePool::Impl {
                             std::to_string(options.num_layers - 1));
     }
     return TensorView(data + bytes / options.num_layers * layer, options.dtype,
-                      {options.num_pages, options.page_size, options.heads_kv, dim}, options.device);
+                      {options.num_pages, options.page_size, options.heads_kv, dim / elements_of_byte(options.dtype)},
+                      options.device);
   }
 
-  /// The scales beside a view of pages.
   /// Layers lie one after another.
   TensorView all_layers(const TensorView& first) const {
     TensorView view = first;
@@ -175,15 +191,20 @@ struct KvPagePool::Impl {
     return view;
   }
 
-  TensorView scale_view(std::byte* data, std::int64_t layer) const {
-    return TensorView(data + scales_bytes / options.num_layers * layer, DType::kFloat32,
-                      {options.num_pages, options.heads_kv, options.page_size}, options.device);
+  /// The scales beside a view of pages.
+  TensorView scale_view(std::byte* data, std::int64_t bytes, std::int64_t dim, std::int64_t layer) const {
+    std::byte* const begin = data + bytes / options.num_layers * layer;
+    if (options.dtype == DType::kInt4x2)
+      return TensorView(begin, DType::kFloat16,
+                        {options.num_pages, options.heads_kv, options.page_size, scale_words(options, dim), 2},
+                        options.device);
+    return TensorView(begin, DType::kFloat32, {options.num_pages, options.heads_kv, options.page_size}, options.device);
   }
 
   const KvPagePoolOptions options;
   const std::int64_t k_bytes;
   const std::int64_t v_bytes;
-  const std::int64_t scales_bytes;  // of keys, and of values; 0: none
+  const std::int64_t k_scale_bytes, v_scale_bytes;  // both 0: none
   MemoryResource& resource;
   std::byte* k_data = nullptr;
   std::byte* v_data = nullptr;
@@ -284,8 +305,10 @@ TensorView KvPagePool::v_layers() const { return impl_->all_layers(v_pages()); }
 
 KvScales KvPagePool::scales(std::int64_t layer) const {
   (void)k_pages(layer);  // a layer that there is
-  if (impl_->scales_bytes == 0) return {};
-  return {impl_->scale_view(impl_->k_scale_data, layer), impl_->scale_view(impl_->v_scale_data, layer)};
+  const Impl& impl = *impl_;
+  if (impl.k_scale_bytes == 0) return {};
+  return {impl.scale_view(impl.k_scale_data, impl.k_scale_bytes, impl.options.head_dim, layer),
+          impl.scale_view(impl.v_scale_data, impl.v_scale_bytes, impl.options.head_dim_v, layer)};
 }
 
 }  // namespace flashkernel

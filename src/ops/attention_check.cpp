@@ -33,9 +33,9 @@ void check_operand(const Checker& check, const char* name, const TensorView& vie
   check.last_dim_contiguous(name, view);
 }
 
-// Pages, which may hold 8-bit elements too.
+// Pages, which may hold elements of 8 and 4 bits too.
 void check_pages_operand(const Checker& check, const char* name, const TensorView& view, const TensorView& q) {
-  if (!is_quantized(view.dtype)) return check_operand(check, name, view, q, 4, 4);
+  if (!has_scales(view.dtype)) return check_operand(check, name, view, q, 4, 4);
   check.tensor(name, view);
   check.ndim(name, view, 4, 4);
   check.last_dim_contiguous(name, view);
@@ -373,8 +373,14 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
   check_pages_operand(check, "k_pages", k_pages, q);
   check_pages_operand(check, "v_pages", v_pages, q);
   check_head_dim(check, "q", q);
-  check_head_dim(check, "v_pages", v_pages);
-  match(check, "k_pages", k_pages, 3, "q", q, q.ndim - 1, "head dims");
+  TensorView k_rows = k_pages, v_rows = v_pages;  // with as many columns as they have numbers
+  k_rows.shape[3] = columns_of(k_pages);
+  v_rows.shape[3] = columns_of(v_pages);
+  const bool packed = is_packed(k_pages.dtype);
+  const char* const k_name = packed ? "elements of k_pages" : "k_pages";
+  const char* const v_name = packed ? "elements of v_pages" : "v_pages";
+  check_head_dim(check, v_name, v_rows);
+  match(check, k_name, k_rows, 3, "q", q, q.ndim - 1, "head dims");
   for (int d = 0; d < 3; ++d) match(check, "v_pages", v_pages, d, "k_pages", k_pages, d, "shapes");
   p.quantization = check_kv_scales(check, scales, k_pages, v_pages, false);
   if (k_pages.shape[1] < 1) check.fail(shape_text("k_pages", k_pages, 1) + "; a page holds at least one token");
@@ -384,13 +390,13 @@ void check_paged(const Checker& check, const TensorView& q, const TensorView& k_
     check.fail(shape_text("k_pages", k_pages, 2) + " but q has no dim of heads; needs 1");
   }
   if (varlen) {
-    check_varlen_results(check, q, "v_pages", v_pages, out, lse, AttentionPass::kForward);
+    check_varlen_results(check, q, v_name, v_rows, out, lse, AttentionPass::kForward);
   } else {
-    check_dense_results(check, q, "v_pages", v_pages, out, lse, AttentionPass::kForward);
+    check_dense_results(check, q, v_name, v_rows, out, lse, AttentionPass::kForward);
   }
   check_results(check, out, lse, q, "k_pages", k_pages, "v_pages", v_pages, AttentionPass::kForward);
   check_apart(check, out, lse, {{"block_table", block_table}, {"seq_lens", seq_lens}, {"cu_seqlens_q", cu_seqlens_q}});
-  set_pointers(q, k_pages, v_pages, out, lse, p);
+  set_pointers(q, k_rows, v_rows, out, lse, p);
   if (varlen) {
     p.batch = batch_of(check, "cu_seqlens_q", cu_seqlens_q);
     p.cu_seqlens_q = check.index_array("cu_seqlens_q", cu_seqlens_q, p.batch + 1, copies);

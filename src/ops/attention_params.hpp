@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "flashkernel/alibi.hpp"
+#include "ops/kv_packed_params.hpp"
 #include "ops/large_lse.hpp"
 #include "ops/params_common.hpp"
 
@@ -101,7 +102,8 @@ struct AttentionParams {
   IndexArray seq_lens;              // [batch] keys per sequence when paged
   IndexArray k_starts;              // [batch] the first key of each that is seen; absent: 0
   IndexArray seqused_q, seqused_k;  // [batch] bounds of variable lengths; absent: none
-  KvQuantization quantization;      // of pages that hold float8_e4m3fn or int8
+  KvQuantization quantization;  // of pages of 8 or 4 bits; of 4 bits two elements are a byte, and strides of k and v
+                                // count bytes
 
   float scale = 1.0f;
   float softcap = 0.0f;  // 0: off
@@ -177,6 +179,23 @@ struct AttentionParams {
   }
   FK_HOST_DEVICE float v_scale(std::int64_t b, std::int64_t h, std::int64_t j) const {
     return *quantization.v.at(page_of(b, j), h, j % page_size);
+  }
+  // Key and value j of sequence b as rows of 4-bit elements.
+  FK_HOST_DEVICE PackedRow k_packed(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    return {static_cast<const unsigned char*>(k) + k_offset(b, h, j),
+            quantization.k,
+            page_of(b, j),
+            h,
+            j % page_size,
+            dtype};
+  }
+  FK_HOST_DEVICE PackedRow v_packed(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    return {static_cast<const unsigned char*>(v) + v_offset(b, h, j),
+            quantization.v,
+            page_of(b, j),
+            h,
+            j % page_size,
+            dtype};
   }
   // The first key that sequence b lets any query see, at most its length.
   FK_HOST_DEVICE std::int64_t k_start(std::int64_t b, std::int64_t k_len) const {

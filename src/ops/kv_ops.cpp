@@ -19,10 +19,18 @@ namespace {
 
 constexpr std::int64_t kNoLowerBound = std::numeric_limits<std::int64_t>::min();
 
+/// What a row of numbers must be as wide as.
+const char* k_columns(const KvPages& pages) {
+  return pages.quantization.packed ? "twice k_pages.shape[3]" : "k_pages.shape[3]";
+}
+const char* v_columns(const KvPages& pages) {
+  return pages.quantization.packed ? "twice v_pages.shape[3]" : "v_pages.shape[3]";
+}
+
 KvPages check_pages(const Checker& check, const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
                     bool written) {
   check.tensor("k_pages", k_pages);
-  if (!is_quantized(k_pages.dtype)) check.floating("k_pages", k_pages);
+  if (!has_scales(k_pages.dtype)) check.floating("k_pages", k_pages);
   check.ndim("k_pages", k_pages, 4, 4);
   check.last_dim_contiguous("k_pages", k_pages);
   check.tensor("v_pages", v_pages);
@@ -44,8 +52,8 @@ KvPages check_pages(const Checker& check, const TensorView& k_pages, const Tenso
   pages.num_pages = k_pages.shape[0];
   pages.page_size = k_pages.shape[1];
   pages.heads_kv = k_pages.shape[2];
-  pages.head_dim = k_pages.shape[3];
-  pages.head_dim_v = v_pages.shape[3];
+  pages.head_dim = columns_of(k_pages);
+  pages.head_dim_v = columns_of(v_pages);
   pages.stride_k_page = k_pages.strides[0];
   pages.stride_k_slot = k_pages.strides[1];
   pages.stride_k_head = k_pages.strides[2];
@@ -182,7 +190,7 @@ void set_rope(const Checker& check, const KvAppendRope& rope, const TensorView& 
     check.fail(std::string(rope.q.defined() ? "rope.q_out" : "rope.q") +
                " is absent; give both rope.q and rope.q_out, or neither");
   if (!rope.q.defined()) return;
-  check_tokens(check, "rope.q", rope.q, params.dtype, params.tokens, params.pages.head_dim, "k_pages.shape[3]");
+  check_tokens(check, "rope.q", rope.q, params.dtype, params.tokens, params.pages.head_dim, k_columns(params.pages));
   check.dtype("rope.q_out", rope.q_out, params.dtype);
   check.same_shape("rope.q_out", rope.q_out, "rope.q", rope.q);
   check.last_dim_contiguous("rope.q_out", rope.q_out);
@@ -213,14 +221,16 @@ KvAppendParams check_append(const Checker& check, const TensorView& k, const Ten
                             KvPlaces& known) {
   KvAppendParams params;
   params.pages = check_pages(check, k_pages, v_pages, scales, true);
+  if (k_pages.dtype == DType::kFloat4E2M1x2)
+    check.fail("k_pages is float4_e2m1fn_x2, which is read and copied, not written; needs int4 or pages of more bits");
   if (params.pages.quantization) check.floating("k", k);
   params.dtype = params.pages.quantization ? k.dtype : k_pages.dtype;
   params.device = check.device();
   check.dtype("k", k, params.dtype);
   check.ndim("k", k, 3, 3);
   params.tokens = k.shape[0];
-  check_tokens(check, "k", k, params.dtype, params.tokens, params.pages.head_dim, "k_pages.shape[3]");
-  check_tokens(check, "v", v, params.dtype, params.tokens, params.pages.head_dim_v, "v_pages.shape[3]");
+  check_tokens(check, "k", k, params.dtype, params.tokens, params.pages.head_dim, k_columns(params.pages));
+  check_tokens(check, "v", v, params.dtype, params.tokens, params.pages.head_dim_v, v_columns(params.pages));
   check.extent("k", k, 1, params.pages.heads_kv, "k_pages.shape[2]");
   check.extent("v", v, 1, params.pages.heads_kv, "v_pages.shape[2]");
   const auto check_written = [&](const char* name, const TensorView& written) {
@@ -355,7 +365,7 @@ void kv_read(const TensorView& k_pages, const TensorView& v_pages, const KvScale
     if (i == 1) check.extent(names[i], out, 1, k_out.shape[1], "k_out.shape[1]");
     check.extent(names[i], out, 2, params.pages.heads_kv, "k_pages.shape[2]");
     check.extent(names[i], out, 3, i == 0 ? params.pages.head_dim : params.pages.head_dim_v,
-                 i == 0 ? "k_pages.shape[3]" : "v_pages.shape[3]");
+                 i == 0 ? k_columns(params.pages) : v_columns(params.pages));
     check.last_dim_contiguous(names[i], out);
     check.writable(names[i], out);
     check.apart(names[i], out,
@@ -464,6 +474,10 @@ void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const K
   KvCopyParams params;
   params.pages = check_pages(check, k_pages, v_pages, scales, true);
   params.dtype = k_pages.dtype;
+  if (params.pages.quantization.packed) {  // bytes
+    params.pages.head_dim = k_pages.shape[3];
+    params.pages.head_dim_v = v_pages.shape[3];
+  }
   params.device = check.device();
   check.index("src", src);
   check.ndim("src", src, 1, 1);

@@ -32,19 +32,24 @@ struct TypedPointer {
 };
 
 /// Scales of a cache's keys or values: one a kv head (the strides of pages and slots are 0), or one a token and head.
+/// Of 4-bit elements: `groups` of them, side by side, a token and head. A scale and zero of int4 are one word of 4
+/// bytes here, as a float is; a scale of NVFP4 is a byte, and its strides count bytes.
 struct KvScale {
   float* data = nullptr;
   std::int64_t stride_page = 0, stride_head = 0, stride_slot = 0;
+  int groups = 1;
+  float tensor = 1.0f;  // NVFP4: scale of the tensor
 
   FK_HOST_DEVICE float* at(std::int64_t page, std::int64_t head, std::int64_t slot) const {
     return data + page * stride_page + head * stride_head + slot * stride_slot;
   }
 };
 
-/// How 8-bit elements of a cache become numbers: element * scale. False where the cache holds numbers itself.
+/// How 8-bit or 4-bit elements of a cache become numbers. False where the cache holds numbers itself.
 struct KvQuantization {
   bool present = false;
   bool per_token = false;  // else one scale a kv head
+  bool packed = false;     // 4-bit elements, two a byte (kv_packed_params.hpp); strides of pages count bytes
   KvScale k, v;
   FK_HOST_DEVICE explicit operator bool() const { return present; }
 };

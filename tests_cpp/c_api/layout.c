@@ -23,6 +23,8 @@ int main(void) {
   printf("fk_kv_scales.size %u\n", (unsigned)offsetof(fk_kv_scales, size));
   printf("fk_kv_scales.k %u\n", (unsigned)offsetof(fk_kv_scales, k));
   printf("fk_kv_scales.v %u\n", (unsigned)offsetof(fk_kv_scales, v));
+  printf("fk_kv_scales.k_tensor %u\n", (unsigned)offsetof(fk_kv_scales, k_tensor));
+  printf("fk_kv_scales.v_tensor %u\n", (unsigned)offsetof(fk_kv_scales, v_tensor));
   printf("fk_attention_options %u\n", (unsigned)sizeof(fk_attention_options));
   printf("fk_attention_options.size %u\n", (unsigned)offsetof(fk_attention_options, size));
   printf("fk_attention_options.causal %u\n", (unsigned)offsetof(fk_attention_options, causal));

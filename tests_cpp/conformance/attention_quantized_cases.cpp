@@ -92,7 +92,89 @@ void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) 
   add("nan_seen_by_some", spec);
 }
 
+// Pages of 4-bit elements: two of them a byte, scales of groups of a row.
+void packed_cases(CaseList& list, const std::string& prefix, const PagedSpec& base) {
+  const std::string suffix = std::string("_") + short_name(base.common.dtype);
+  const auto add = [&](const std::string& name, const PagedSpec& spec) {
+    list.add(prefix + name + suffix, [spec](Call& call) { build_attention_paged(call, spec); });
+  };
+  for (const std::int64_t dim : {18, 64, 80, 96, 128, 256}) {
+    PagedSpec spec = base;
+    spec.common.head_dim = dim;
+    add("dim" + std::to_string(dim), spec);
+    spec.common.seq_q = 3;
+    spec.common.mask = kCausal;
+    add("dim" + std::to_string(dim) + "_causal", spec);
+    spec.common.head_dim_v = dim == 80 ? 112 : dim / 2 / 2 * 2;
+    add("dim" + std::to_string(dim) + "_other_value_dim_causal", spec);
+  }
+  for (const std::int64_t group : {3, 12, 20, 32}) {
+    PagedSpec spec = base;
+    spec.common.heads_q = 2 * group;
+    add("group" + std::to_string(group), spec);
+  }
+  paged_variants(base, {4, 70}, add);
+  PagedSpec spec = base;
+  spec.lengths = {0, 0};
+  add("no_keys", spec);
+  spec = base;
+  spec.page_size = 64;
+  spec.shared_first_page = true;
+  add("page64", spec);
+  spec.page_size = 7;
+  add("page7", spec);
+  spec = base;
+  spec.layout_pages = {{}, {0, 2, 1, 3}, 16};
+  if (base.pages_dtype == DType::kInt4x2) spec.layout_scales = {{}, {1, 0, 2, 3, 4}};
+  add("heads_outside", spec);
+  spec.layout_pages = {{}, {0, 1, 2, 3}, 3, 5};
+  if (base.pages_dtype == DType::kInt4x2)
+    spec.layout_scales = {{}, {0, 1, 2, 3, 4}, 0, 2};
+  else
+    spec.layout_scales = {{}, {0, 1, 2, 3}, 1, 1};
+  add("unaligned", spec);
+  spec = base;
+  spec.lengths_q = {1, 0, 2, 1, 2};
+  spec.common.mask = kCausal;
+  add("lengths_of_queries", spec);
+  // NaN that all queries see, that some see, that none sees.
+  spec = base;
+  spec.lengths = {40, 200, 16};
+  spec.common.seq_q = 3;
+  spec.common.mask = kCausal;
+  spec.page_size = 256;  // a page a sequence
+  const bool int4 = base.pages_dtype == DType::kInt4x2;
+  spec.common.adjust = [=](AttentionTensors& t) {
+    const auto spoil = [&](TestTensor& scales, std::int64_t page, std::int64_t head, std::int64_t token,
+                           std::int64_t group, int which) {
+      if (int4)
+        scales.set_at({page, head, token, group, which}, kNan);
+      else
+        scales.set_at({page, head, token, group}, kNan);
+    };
+    for (std::int64_t page = 0; page < 5; ++page) {
+      spoil(*t.v_scales, page, 0, page == 0 ? 39 : 198, 1, 0);
+      spoil(*t.v_scales, page, 1, page == 1 ? 15 : 199, 3, 1);
+      if (page == 2) spoil(*t.k_scales, page, 1, 14, 0, 1);
+      if (page == 3) spoil(*t.k_scales, page, 0, 38, 2, 0);
+    }
+  };
+  add("nan_seen_by_some", spec);
+}
+
 void cases(CaseList& list) {
+  for (const DType dtype : kFloatTypes)
+    for (const DType pages : {DType::kInt4x2, DType::kFloat4E2M1x2}) {
+      PagedSpec base;
+      base.common.dtype = dtype;
+      base.common.heads_q = 8;
+      base.common.heads_kv = 2;
+      base.common.head_dim = 128;
+      base.common.seq_q = 1;
+      base.lengths = {1, 300, 0, 33, 131};
+      base.pages_dtype = pages;
+      packed_cases(list, pages == DType::kInt4x2 ? "int4_" : "nvfp4_", base);
+    }
   for (const DType dtype : kFloatTypes)
     for (const DType pages : {DType::kFloat8E4M3, DType::kInt8})
       for (const bool token_scales : {false, true}) {

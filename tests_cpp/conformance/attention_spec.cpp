@@ -186,7 +186,8 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   const auto cu_q = cumulative(spec.lengths_q);
   const std::int64_t page_size = spec.page_size;
   const auto pages_of = [&](std::int64_t length) { return (length + page_size - 1) / page_size; };
-  const bool quantized = is_quantized(spec.pages_dtype);
+  const bool packed = is_packed(spec.pages_dtype), quantized = is_quantized(spec.pages_dtype);
+  const bool int4 = spec.pages_dtype == DType::kInt4x2;
   std::int64_t used = 0;
   for (const std::int64_t length : spec.lengths) used += pages_of(length);
   const std::int64_t num_pages = used + 2;  // two belong to nobody
@@ -194,10 +195,12 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   AttentionTensors t;
   t.q = varlen ? &call.input("q", s.dtype, {cu_q.back(), s.heads_q, s.head_dim}, s.layout_q)
                : &call.input("q", s.dtype, {s.batch, s.heads_q, s.seq_q, s.head_dim}, s.layout_q);
-  const auto pages = [&](const char* name, std::int64_t dim) {
+  const auto pages = [&](const char* name, std::int64_t dim) -> TestTensor* {
     Layout layout = spec.layout_pages;
+    if (packed) dim /= 2;                                             // bytes
     layout.offset += spec.first_page * page_size * s.heads_kv * dim;  // room for the pages before, which stay empty
-    return &call.input(name, quantized ? spec.pages_dtype : s.dtype, {num_pages, page_size, s.heads_kv, dim}, layout);
+    return &call.input(name, quantized || packed ? spec.pages_dtype : s.dtype, {num_pages, page_size, s.heads_kv, dim},
+                       layout);
   };
   t.k = pages("k_pages", s.head_dim);
   t.v = pages("v_pages", s.dim_v());
@@ -210,6 +213,23 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
     };
     t.k_scales = scales("k_scales");
     t.v_scales = scales("v_scales");
+  }
+
+  if (packed) {
+    const auto scales = [&](const char* name, std::int64_t dim) {
+      const std::int64_t group = int4 ? kInt4Group : kNvfp4Group, groups = (dim + group - 1) / group;
+      const Shape shape =
+          int4 ? Shape{num_pages, s.heads_kv, page_size, groups, 2} : Shape{num_pages, s.heads_kv, page_size, groups};
+      TestTensor& tensor = call.input(name, int4 ? DType::kFloat16 : DType::kFloat8E4M3, shape, spec.layout_scales);
+      std::int64_t at = 0;  // of int4 scales and zeros in turn
+      tensor.fill([&] {
+        const double x = call.random.uniform();
+        return !int4 ? 0.12 + 0.25 * x : at++ % 2 == 0 ? (0.5 + x) / 8 : 0.25 - 1.5 * x;
+      });
+      return &tensor;
+    };
+    t.k_scales = scales("k_scales", s.head_dim);
+    t.v_scales = scales("v_scales", s.dim_v());
   }
 
   // Pages in random order; columns past a sequence's last page lead nowhere, and neither do those before its window.
@@ -249,6 +269,20 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
       for (std::int64_t h = 0; h < s.heads_kv; ++h) {
         const double poison =
             page % 2 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+        if (packed) {
+          const auto spoil = [&](TestTensor& scales, std::int64_t dim) {
+            const std::int64_t group = int4 ? kInt4Group : kNvfp4Group;
+            for (std::int64_t g = 0; g < (dim + group - 1) / group; ++g) {
+              if (int4)
+                for (const int which : {0, 1}) scales.set_at({page, h, token, g, which}, poison);
+              else
+                scales.set_at({page, h, token, g}, std::numeric_limits<double>::quiet_NaN());
+            }
+          };
+          spoil(*t.k_scales, s.head_dim);
+          spoil(*t.v_scales, s.dim_v());
+          continue;
+        }
         for (std::int64_t d = 0; d < s.head_dim; ++d) t.k->set_at({page, token, h, d}, poison);
         for (std::int64_t d = 0; d < s.dim_v(); ++d) t.v->set_at({page, token, h, d}, poison);
         if (!spec.token_scales) continue;
@@ -261,6 +295,15 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
          j < std::min(spec.starts[static_cast<std::size_t>(b)], spec.lengths[static_cast<std::size_t>(b)]); ++j) {
       const std::int64_t page = table[static_cast<std::size_t>(b * columns + j / page_size)] - spec.first_page;
       if (page < 0 || page >= num_pages) continue;
+      if (packed) {
+        for (TestTensor* const scales : {t.k_scales, t.v_scales}) {
+          if (int4)
+            scales->set_at({page, 0, j % page_size, 0, 1}, std::numeric_limits<double>::infinity());
+          else
+            scales->set_at({page, 0, j % page_size, 0}, std::numeric_limits<double>::quiet_NaN());
+        }
+        continue;
+      }
       t.k->set_at({page, j % page_size, 0, 0}, std::numeric_limits<double>::quiet_NaN());
       t.v->set_at({page, j % page_size, 0, 0}, std::numeric_limits<double>::infinity());
     }
@@ -271,7 +314,8 @@ void build_attention_paged(Call& call, const PagedSpec& spec) {
   options.check_pages = spec.check_pages;
   if (!spec.starts.empty())
     options.k_starts = call.indices("k_starts", spec.index_dtype, {s.batch}, spec.starts).view();
-  if (quantized) options.kv_scales = {t.k_scales->view(), t.v_scales->view()};
+  if (quantized || packed) options.kv_scales = {t.k_scales->view(), t.v_scales->view()};
+  if (packed && !int4) options.kv_scales.k_tensor = 0.5f, options.kv_scales.v_tensor = 1.5f;
   const TensorView block_table =
       call.indices("block_table", DType::kInt32, {s.batch, columns}, table, {{}, {}, 3, 0, {}}).view();
   const TensorView seq_lens = call.indices("seq_lens", spec.index_dtype, {s.batch}, spec.lengths).view();

@@ -27,11 +27,35 @@ struct Spec {
   DType norm_dtype = DType::kFloat32;
   bool odd_values = false;  // NaN, infinities, zeros and values far apart
 
-  DType cache() const { return is_quantized(pages_dtype) ? pages_dtype : dtype; }
+  bool packed() const { return is_packed(pages_dtype); }
+  DType cache() const { return is_quantized(pages_dtype) || packed() ? pages_dtype : dtype; }
+  /// Of a row of pages as tensors count.
+  std::int64_t columns(std::int64_t of) const { return packed() ? of / 2 : of; }
 };
+
+/// Scales of 4-bit pages, and zeros of int4.
+KvScales make_group_scales(Call& call, const Spec& s, bool written) {
+  const bool int4 = s.pages_dtype == DType::kInt4x2;
+  KvScales scales;
+  for (TensorView* view : {&scales.k, &scales.v}) {
+    const bool is_v = view == &scales.v;
+    const std::int64_t group = int4 ? kInt4Group : kNvfp4Group, groups = ((is_v ? s.dim_v : s.dim) + group - 1) / group;
+    const Shape shape =
+        int4 ? Shape{s.pages, s.heads, s.page_size, groups, 2} : Shape{s.pages, s.heads, s.page_size, groups};
+    const Layout layout = int4 ? Layout{{}, {1, 0, 2, 3, 4}, 0, 2} : Layout{{}, {1, 0, 2, 3}, 3, 1};
+    const DType dtype = int4 ? DType::kFloat16 : DType::kFloat8E4M3;
+    const char* const name = is_v ? "v_scales" : "k_scales";
+    TestTensor& tensor = written ? call.in_out(name, dtype, shape, layout) : call.input(name, dtype, shape, layout);
+    tensor.fill([&] { return (0.5 + call.random.uniform()) / 40; });
+    *view = tensor.view();
+  }
+  if (!int4) scales.k_tensor = 3.0f, scales.v_tensor = 0.7f;
+  return scales;
+}
 
 /// Scales of 8-bit pages: one for each head, given; or one for each token and head. Absent for other pages.
 KvScales make_scales(Call& call, const Spec& s, bool written) {
+  if (s.packed()) return make_group_scales(call, s, written);
   if (!is_quantized(s.pages_dtype)) return {};
   KvScales scales;
   for (TensorView* view : {&scales.k, &scales.v}) {
@@ -66,9 +90,11 @@ DType index_dtype(const Spec& s) { return s.dtype == DType::kBFloat16 ? DType::k
 void build_append(Call& call, const Spec& s) {
   // Angles in fp32 and in fp64 part where an 8-bit element is rounded: by one step then.
   // Normed numbers are rounded before they are turned: a neighbour then, and both of a pair.
-  const double factor = s.norms ? 3 : s.rope && is_quantized(s.pages_dtype) ? 2 : 1;
-  TestTensor& k_pages = call.in_out("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim}, s.k_pages, factor);
-  TestTensor& v_pages = call.in_out("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  const double factor = s.norms ? 3 : s.rope && (is_quantized(s.pages_dtype) || s.packed()) ? 2 : 1;
+  TestTensor& k_pages =
+      call.in_out("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.columns(s.dim)}, s.k_pages, factor);
+  TestTensor& v_pages =
+      call.in_out("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.columns(s.dim_v)}, s.v_pages);
   TestTensor& k = call.input("k", s.dtype, {s.tokens, s.heads, s.dim}, s.k);
   TestTensor& v = call.input("v", s.dtype, {s.tokens, s.heads, s.dim_v}, s.v);
   if (s.odd_values) make_odd(k), make_odd(v);
@@ -140,9 +166,10 @@ void build_append(Call& call, const Spec& s) {
 
 void build_read(Call& call, const Spec& s) {
   const std::int64_t batch = 4, max_pages = (s.max_seq + s.page_size - 1) / s.page_size;
-  TestTensor& k_pages = call.input("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
-  TestTensor& v_pages = call.input("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
-  if (s.odd_values) k_pages.set(3, std::numeric_limits<double>::quiet_NaN());
+  TestTensor& k_pages = call.input("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.columns(s.dim)}, s.k_pages);
+  TestTensor& v_pages =
+      call.input("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.columns(s.dim_v)}, s.v_pages);
+  if (s.odd_values && !s.packed()) k_pages.set(3, std::numeric_limits<double>::quiet_NaN());
   const KvScales scales = make_scales(call, s, false);
   // Full, empty, one token, anything; table entries past a sequence's pages are no pages at all.
   const std::vector<std::int64_t> lens{s.max_seq, 0, s.max_seq > 0 ? 1 : 0, call.random.integer(0, s.max_seq)};
@@ -160,8 +187,9 @@ void build_read(Call& call, const Spec& s) {
 }
 
 void build_copy(Call& call, const Spec& s) {
-  TestTensor& k_pages = call.in_out("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim}, s.k_pages);
-  TestTensor& v_pages = call.in_out("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.dim_v}, s.v_pages);
+  TestTensor& k_pages = call.in_out("k_pages", s.cache(), {s.pages, s.page_size, s.heads, s.columns(s.dim)}, s.k_pages);
+  TestTensor& v_pages =
+      call.in_out("v_pages", s.cache(), {s.pages, s.page_size, s.heads, s.columns(s.dim_v)}, s.v_pages);
   const KvScales scales = make_scales(call, s, true);
   std::vector<std::int64_t> pages, src, dst;
   for (std::int64_t page = 0; page < s.pages; ++page) pages.push_back(page);
@@ -366,12 +394,40 @@ void quantized_cases(CaseList& list) {
   });
 }
 
+// 4-bit pages: every dtype of tokens; NVFP4's are not appended to.
+template <Build kBuild>
+void packed_cases(CaseList& list) {
+  each_dtype([&](DType dtype, const std::string& suffix) {
+    for (const DType pages : {DType::kInt4x2, DType::kFloat4E2M1x2}) {
+      if (pages != DType::kInt4x2 && kBuild == static_cast<Build>(build_append)) continue;
+      const auto add = [&](const std::string& name, Spec spec) {
+        spec.pages_dtype = pages;
+        list.add((pages == DType::kInt4x2 ? "int4_" : "nvfp4_") + name + suffix,
+                 [=](Call& call) { kBuild(call, spec); });
+      };
+      for (const std::int64_t page_size : {1, 16}) page_size_case(dtype, page_size, add);
+      for (const std::int64_t dim : {2, 34, 64, 80, 128, 256, 520}) {
+        Spec spec = dim_spec(dtype, dim);
+        add("dim" + std::to_string(dim), spec);
+        if (dim == 2) continue;
+        spec.odd_values = true;
+        add("odd_values_dim" + std::to_string(dim), spec);
+      }
+      few_tokens_and_strides(dtype, add);
+      if (kBuild == static_cast<Build>(build_append)) rope_cases(dtype, add);
+    }
+  });
+}
+
 const OpCases append("kv_append", cases<build_append>);
 const OpCases read("kv_read", cases<build_read>);
 const OpCases copy("kv_copy_pages", cases<build_copy>);
 const OpCases append_quantized("kv_append", quantized_cases<build_append>);
 const OpCases read_quantized("kv_read", quantized_cases<build_read>);
 const OpCases copy_quantized("kv_copy_pages", quantized_cases<build_copy>);
+const OpCases append_packed("kv_append", packed_cases<build_append>);
+const OpCases read_packed("kv_read", packed_cases<build_read>);
+const OpCases copy_packed("kv_copy_pages", packed_cases<build_copy>);
 const OpCases find("find_bad_page", find_cases);
 
 }  // namespace

@@ -58,6 +58,8 @@ std::uint64_t poison_bits(DType dtype) {
     case DType::kInt32: return 0x7f5a5a5au;
     case DType::kInt64: return 0x7f5a5a5a5a5a5a5aull;
     case DType::kUInt8:
+    case DType::kInt4x2:
+    case DType::kFloat4E2M1x2:
     case DType::kInt8: return 0x5au;
     case DType::kFloat8E4M3: return 0x7fu;  // the only NaN there is
   }
@@ -162,6 +164,8 @@ decltype(auto) with_codec(DType dtype, F&& f) {
     case DType::kBFloat16: return ieee(Format<7, 8>{});
     case DType::kFloat8E4M3: return f(encode_e4m3, decode_e4m3);
     case DType::kInt32: return integer(std::int32_t{});
+    case DType::kInt4x2:
+    case DType::kFloat4E2M1x2:  // bytes of two elements
     case DType::kUInt8: return integer(std::uint8_t{});
     case DType::kInt8: return integer(std::int8_t{});
     default: return integer(std::int64_t{});

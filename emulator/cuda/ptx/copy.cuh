@@ -20,6 +20,9 @@ inline std::uint64_t l2_policy(bool) { return 0; }
 SIMT_INLINE void cp_async_16_by(std::uint64_t, std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   simt::async_copy(shared_address, global, 16, bytes);
 }
+SIMT_INLINE void cp_async_8(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
+  simt::async_copy(shared_address, global, 8, bytes);
+}
 SIMT_INLINE void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   simt::async_copy(shared_address, global, 4, bytes);
 }

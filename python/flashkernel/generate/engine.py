@@ -25,7 +25,7 @@ from .speculation import Speculation, check_speculation
 from .text_output import TextOutput, check_stop_strings
 from .tokenizer import TextTokenizer
 
-KV_DTYPES = {"fp8": "float8_e4m3fn", "float8_e4m3fn": "float8_e4m3fn", "int8": "int8"}
+KV_DTYPES = {"fp8": "float8_e4m3fn", "float8_e4m3fn": "float8_e4m3fn", "int8": "int8", "int4": "int4"}
 MIN_TOKENS = 4096  # of a sequence, that page tables have room for where the model can have as many
 
 __all__ = ["Engine", "GenerationStats", "Request", "TokenEvent", "check_request"]
@@ -44,8 +44,9 @@ class Engine:
     run_ahead: start the next steps before the last ones are read; None: on a GPU.
     prefix_sharing: keep full pages for later requests that begin with the same tokens.
     graphs: replay decode steps, and short prompts of a shape that came before, as CUDA graphs; None: on a GPU.
-    kv_dtype: "fp8" (float8_e4m3fn) or "int8": elements of the cache, with a scale a token and head, for half the
-        memory of 16 bits and less accuracy (docs/numerics.md); None: the model's dtype.
+    kv_dtype: elements of the cache, for less memory and less accuracy (docs/numerics.md): "fp8" (float8_e4m3fn) or
+        "int8" with a scale a token and head, half of 16 bits; "int4" with a scale and a zero for 32 elements, 0.31 of
+        them; None: the model's dtype.
     one_launch: compute decode steps of up to 8 rows by one op, `flashkernel.decode_step`, in one launch on a GPU of 9.0
         (docs/ops/decode_step.md). For plain decoders of Llama's kind, whose matrices are copied into stacks;
         UnsupportedModelError for others, when the cache is made.

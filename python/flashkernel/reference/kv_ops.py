@@ -1,4 +1,4 @@
-"""Oracle of the kernels that move keys and values into and out of pages, and of the elements of 8-bit pages."""
+"""Oracle of the kernels that move keys and values into and out of pages, and of elements of 8 and 4 bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from flashkernel.reference._common import Float, f64
 __all__ = [
     "kv_append",
     "kv_copy_pages",
+    "kv_numbers",
     "kv_quantize",
+    "kv_quantize_int4",
     "kv_read",
     "round_to_e4m3",
     "round_to_int8",
@@ -53,6 +55,50 @@ def kv_quantize(x: ArrayLike, kv_dtype: str, scale: ArrayLike | None = None) -> 
     scales = np.broadcast_to(np.asarray(scale, np.float32), values.shape[:-1])
     with np.errstate(invalid="ignore", over="ignore"):
         return round_to(values * (np.float32(1) / scales)[..., None]), f64(scales)
+
+
+def kv_quantize_int4(x: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    """(bytes, scales) of rows [..., head_dim]: [..., head_dim / 2] and float16 [..., groups, 2].
+
+    A group is 32 neighbours, which share a scale and a zero. The first of two elements is in a byte's low bits.
+
+    Rounded as kernels do, in float32: zero is the least of a group, scale a fifteenth of its range, both as float16;
+    numbers are bounded to +-65024 first. A group with a NaN has a scale and a zero that are NaN, and elements of 0.
+    """
+    values = np.asarray(x).astype(np.float32)
+    dim, groups = values.shape[-1], -(-values.shape[-1] // 32)
+    elements = np.zeros(values.shape, np.uint8)
+    scales = np.zeros((*values.shape[:-1], groups, 2), np.float16)
+    for g in range(groups):
+        group = np.clip(values[..., 32 * g : 32 * g + 32], np.float32(-65024), np.float32(65024))
+        bad = np.isnan(group).any(-1)
+        group = np.where(bad[..., None], np.float32(0), group)
+        zero = group.min(-1).astype(np.float16)
+        most = np.maximum(group.max(-1) - zero.astype(np.float32), np.float32(0))
+        scale = (most * np.float32(1 / 15)).astype(np.float16)
+        inverse = np.where(scale > 0, np.float32(1) / np.where(scale > 0, scale, 1).astype(np.float32), np.float32(0))
+        steps = (group - zero.astype(np.float32)[..., None]) * inverse[..., None].astype(np.float32)
+        elements[..., 32 * g : 32 * g + 32] = np.clip(np.rint(steps), 0, 15)
+        scales[..., g, 0], scales[..., g, 1] = np.where(bad, np.nan, scale), np.where(bad, np.nan, zero)
+    elements = np.pad(elements, [(0, 0)] * (elements.ndim - 1) + [(0, dim % 2)])
+    return elements[..., ::2] | elements[..., 1::2] << 4, scales
+
+
+def kv_numbers(packed: ArrayLike, scales: ArrayLike, kv_dtype: str, tensor_scale: float = 1.0) -> Float:
+    """The numbers of bytes [..., head_dim / 2] of two 4-bit elements each.
+
+    kv_dtype: "int4" (scales [..., groups, 2]: element * scale + zero, element 0 to 15), or "float4_e2m1fn_x2" (scales
+    [..., groups] of 16 neighbours, as numbers: element * scale * tensor_scale).
+    """
+    pairs = np.asarray(packed, np.uint8)
+    elements = np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:-1], -1).astype(np.intp)
+    factors = f64(scales)
+    if kv_dtype == "int4":
+        factors = np.repeat(factors, 32, -2)[..., : elements.shape[-1], :]
+        return elements * factors[..., 0] + factors[..., 1]
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = np.concatenate([magnitudes, -magnitudes])[elements]
+    return numbers * np.repeat(factors, 16, -1)[..., : elements.shape[-1]] * tensor_scale
 
 
 def kv_append(

@@ -29,9 +29,14 @@ def pages_of(model: Model, context: int, page_size: int, max_batch: int, kv_dtyp
 
     Raises ValueError if not even one such sequence fits.
     """
-    element, scales = (1, 4) if kv_dtype else (4 if model.arrays.dtype == "float32" else 2, 0)
-    columns = model.head_dim + (model.head_dim if model.head_dim_v is None else model.head_dim_v)
-    page = model.num_layers * model.heads_kv * page_size * (columns * element + 2 * scales)
+    dims = (model.head_dim, model.head_dim if model.head_dim_v is None else model.head_dim_v)
+    if kv_dtype == "int4":
+        row = sum(dim // 2 + -(-dim // 32) * 4 for dim in dims)  # bytes of a token's head
+    elif kv_dtype:
+        row = sum(dims) + 2 * 4
+    else:
+        row = sum(dims) * (4 if model.arrays.dtype == "float32" else 2)
+    page = model.num_layers * model.heads_kv * page_size * row
     one = -(-context // page_size)
     pages = min(one * max_batch, int(memory // page))
     if pages < one:

@@ -9,7 +9,7 @@ import torch
 import flashkernel as fk
 
 from ._library import define, direct, refuse_gradient
-from .kv_cache import Scales, dtype_name, join_scales, needs_gradient, split_scales
+from .kv_cache import Scales, columns, dtype_name, join_scales, needs_gradient, refuse_tensor_scales, split_scales
 
 __all__ = ["attention_cascade"]
 
@@ -67,7 +67,8 @@ def _fake(
     *options: Any,
 ) -> Any:
     lse = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
-    return q.new_empty((*q.shape[:-1], v_pages.shape[-1])), q.new_empty(lse, dtype=torch.float32)
+    width = columns(v_pages, options[3])
+    return q.new_empty((*q.shape[:-1], width)), q.new_empty(lse, dtype=torch.float32)
 
 
 _NO_GRADIENT = (
@@ -171,7 +172,7 @@ def attention_cascade(
     """`flashkernel.attention_cascade` for inference; works under torch.compile.
 
     q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim]; float32, float16, bfloat16.
-    k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; q's dtype, or 8-bit with kv_scales.
+    k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; q's dtype, or fewer bits with kv_scales.
     prefix_table: int32 [groups, max_prefix_pages]; prefix_lens: int32 or int64 [groups], tokens of each prefix.
     block_table: int32 [batch, max_pages]; seq_lens: int32 or int64 [batch]: what follows the prefix.
     cu_prefix_q: int32 or int64 [groups + 1], the rows of q of each group; None: one group of all.
@@ -207,6 +208,7 @@ def attention_cascade(
             kv_scales=kv_scales,
             kv_dtype=kv_dtype,
         )
+    refuse_tensor_scales("attention_cascade", kv_scales)
     out, lse = _cascade(
         *arguments,
         cu_prefix_q,

@@ -1,4 +1,4 @@
-"""The paged KV-cache for torch: attention over its pages, kv_append, kv_read; pages of 16, 32 or 8 bits, no gradients.
+"""The paged KV-cache for torch: attention over its pages, kv_append, kv_read; pages of 4 to 32 bits, no gradients.
 
 Shapes and options are those of `flashkernel.attention_paged` and its siblings; what a cache has no gradient for is
 refused, not dropped. Kwon et al., PagedAttention (2023).
@@ -19,16 +19,32 @@ from ._library import define, direct, empty, refuse_gradient
 
 __all__ = ["attention_paged", "kv_append", "kv_read"]
 
-Scales = tuple[torch.Tensor, torch.Tensor] | None
+Scales = tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, float, float] | None
+PACKED = ("int4", "float4_e2m1fn_x2")  # two elements a byte
 
 
 def split_scales(op: str, kv_scales: Any) -> tuple[Any, Any]:
     """(k_scales, v_scales), or two times None: a schema has no pairs."""
     if kv_scales is None:
         return None, None
-    if not isinstance(kv_scales, tuple | list) or len(kv_scales) != 2:
+    if not isinstance(kv_scales, tuple | list) or len(kv_scales) not in (2, 4):
         raise ValueError(f"{op}: kv_scales is a {type(kv_scales).__name__}; a pair (k_scales, v_scales) is needed")
     return kv_scales[0], kv_scales[1]
+
+
+def refuse_tensor_scales(op: str, kv_scales: Any) -> None:
+    """A traced call has no place for the scales of whole tensors."""
+    if kv_scales is not None and len(kv_scales) != 2:
+        raise ValueError(
+            f"{op}: kv_scales has the scales of whole tensors, which a compiled call does not take; that of the keys "
+            "can join `scale`, and that of the values be multiplied with the result"
+        )
+
+
+def columns(pages: Any, kv_dtype: str | None) -> int:
+    """Numbers in a row of pages: in a byte there may be two."""
+    packed = kv_dtype in PACKED or str(pages.dtype).removeprefix("torch.") in PACKED
+    return int(pages.shape[-1]) * 2 if packed else pages.shape[-1]
 
 
 def join_scales(k_scales: Any, v_scales: Any) -> Any:
@@ -80,7 +96,8 @@ def _paged_fake(
     q: Any, k_pages: Any, v_pages: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *options: Any
 ) -> Any:
     lse = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
-    return q.new_empty((*q.shape[:-1], v_pages.shape[-1])), q.new_empty(lse, dtype=torch.float32)
+    width = columns(v_pages, options[3])
+    return q.new_empty((*q.shape[:-1], width)), q.new_empty(lse, dtype=torch.float32)
 
 
 _PAGED_HAS_NO_GRADIENT = (
@@ -194,12 +211,13 @@ def attention_paged(
 
     q: [batch, heads_q, seq_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim]; float32, float16, bfloat16.
     k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; q's dtype, or torch.float8_e4m3fn or
-       torch.int8, both the same.
+       torch.int8, both the same; or half as wide with two 4-bit elements a byte, torch.uint8 with kv_dtype "int4", or
+       torch.float4_e2m1fn_x2.
     block_table: int32 [batch, max_pages]; seq_lens: int32 or int64 [batch].
     mask: int32, bits for the last keys of each sequence, as many as it has queries (a tree of drafts).
-    kv_scales: with 8-bit pages, and only with them: (k_scales, v_scales), float32 [heads_kv] or [num_pages, heads_kv,
-       page_size]; number = element * scale.
-    kv_dtype: torch.float8_e4m3fn or torch.int8: what the bytes of torch.uint8 pages are.
+    kv_scales: with 8-bit and 4-bit pages, and only with them: (k_scales, v_scales), float32 [heads_kv] or [num_pages,
+       heads_kv, page_size]; number = element * scale. Of 4-bit pages as `flashkernel.attention_paged` has them.
+    kv_dtype: torch.float8_e4m3fn, torch.int8, "int4" or torch.float4_e2m1fn_x2: what torch.uint8 pages hold.
 
     Returns out (q's shape with head_dim_v, q's dtype), or (out, lse). Raises NotImplementedError where a gradient is
     needed (scales included), ValueError for arguments that don't fit: 8-bit pages without scales, scales with wider
@@ -236,6 +254,7 @@ def attention_paged(
             kv_scales=kv_scales,
             kv_dtype=kv_dtype,
         )
+    refuse_tensor_scales("attention_paged", kv_scales)
     out, lse = _paged(
         q,
         k_pages,
@@ -348,12 +367,12 @@ def kv_append(
 
     k, v: [tokens, heads_kv, head_dim or head_dim_v]; float32, float16 or bfloat16.
     k_pages, v_pages: [num_pages, page_size, heads_kv, head_dim or head_dim_v]; k's dtype, or torch.float8_e4m3fn or
-       torch.int8; written in place.
+       torch.int8, or of "int4" bytes of two elements; written in place.
     slots: int32 or int64 [tokens]; negative: skipped.
     rope: as there, without "q_out": the rotated q is a new tensor.
-    kv_scales: with 8-bit pages, and only with them: (k_scales, v_scales), float32 [heads_kv], which are read, or
-       [num_pages, heads_kv, page_size], which are written.
-    kv_dtype: torch.float8_e4m3fn or torch.int8: what the bytes of torch.uint8 pages are.
+    kv_scales: with 8-bit pages: (k_scales, v_scales), float32 [heads_kv], which are read, or [num_pages, heads_kv,
+       page_size], which are written. With int4: float16 [num_pages, heads_kv, page_size, groups, 2], written.
+    kv_dtype: torch.float8_e4m3fn, torch.int8 or "int4": what the bytes of torch.uint8 pages are.
 
     Returns the rotated q if rope has one, else None. Raises NotImplementedError where a gradient is needed, ValueError
     for arguments that don't fit.
@@ -385,6 +404,7 @@ def kv_append(
         )
     if direct(*tensors):
         return fk.kv_append(k, v, k_pages, v_pages, slots, rope=rope, kv_scales=kv_scales, kv_dtype=kv_dtype)
+    refuse_tensor_scales("kv_append", kv_scales)
     out = _append(
         k,
         v,
@@ -444,10 +464,10 @@ def _read_fake(
     out_dtype: Any,
 ) -> Any:
     dtype = out_dtype if out_dtype is not None else k_pages.dtype if k_scales is None else torch.float32
-    shape = (block_table.shape[0], max_seq)
+    shape = (block_table.shape[0], max_seq, k_pages.shape[2])
     return (
-        k_pages.new_empty((*shape, *k_pages.shape[2:]), dtype=dtype),
-        v_pages.new_empty((*shape, *v_pages.shape[2:]), dtype=dtype),
+        k_pages.new_empty((*shape, columns(k_pages, kv_dtype)), dtype=dtype),
+        v_pages.new_empty((*shape, columns(v_pages, kv_dtype)), dtype=dtype),
     )
 
 
@@ -506,6 +526,7 @@ def kv_read(
         )
     if max_seq is None:
         raise ValueError("kv_read: max_seq is missing; it is needed where the call is traced or compiled")
+    refuse_tensor_scales("kv_read", kv_scales)
     read: tuple[torch.Tensor, torch.Tensor] = _read(
         k_pages, v_pages, block_table, seq_lens, max_seq, k_scales, v_scales, dtype_name(kv_dtype), out_dtype
     )

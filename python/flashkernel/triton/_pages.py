@@ -50,6 +50,8 @@ def _bytes_as(call: Call, kv_dtype: Any) -> str | None:
     if kv_dtype is None:
         return None
     name = str(kv_dtype).rsplit(".", 1)[-1]
+    if name in ("int4", "float4_e2m1fn_x2"):
+        call.refuse(f"kv_dtype={kv_dtype!r}; Triton has no kernel for 4-bit pages")
     call.need(
         name in QUANTIZED,
         f"kv_dtype={kv_dtype!r}; it says how uint8 pages are read and can be 'float8_e4m3fn' or 'int8'",

@@ -2,6 +2,7 @@
 // Called through src/cpu/kernels.cpp. A key whose score is -inf (a bias of -inf) counts as masked: its value is not
 // read.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "core/thread_pool.hpp"
@@ -35,9 +36,15 @@ void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::i
     if (score == kMinusInfinity) continue;
     const double weight = std::exp(score - max);
     sum += weight;
-    const std::int64_t row = p.v_offset(b, h_kv, j);
-    const double factor = p.quantization ? weight * p.v_scale(b, h_kv, j) : weight * value_scale;
-    for (std::int64_t d = 0; d < p.head_dim_v; ++d) accumulator[d] += factor * load<K>(p.v, row + d);
+    if constexpr (std::is_same_v<K, Packed>) {
+      const PackedRow row = p.v_packed(b, h_kv, j);
+      for (std::int64_t d = 0; d < p.head_dim_v; ++d) accumulator[d] += weight * row[d];
+      continue;
+    } else {
+      const std::int64_t row = p.v_offset(b, h_kv, j);
+      const double factor = p.quantization ? weight * p.v_scale(b, h_kv, j) : weight * value_scale;
+      for (std::int64_t d = 0; d < p.head_dim_v; ++d) accumulator[d] += factor * load<K>(p.v, row + d);
+    }
   }
   const bool masked = sum == 0;  // no key and no sink: the largest term of any other sum is exp(0) or NaN
   const std::int64_t row = p.out_offset(b, h, i);
@@ -55,6 +62,7 @@ void attention_fwd(const AttentionParams& p, void*, Stream) {
       if (i >= p.q_length(b)) continue;
       visit_floating(p.dtype_q, [&](auto zero) {
         using T = decltype(zero);
+        if (p.quantization.packed) return attend_row<T, Packed>(p, b, h, i, scores);
         if (!p.quantization) return attend_row<T, T>(p, b, h, i, scores);
         visit_quantized(p.dtype, [&](auto element) { attend_row<T, decltype(element)>(p, b, h, i, scores); });
       });

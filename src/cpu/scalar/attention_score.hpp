@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/scalar/dot.hpp"
 #include "cpu/scalar/element.hpp"
@@ -23,6 +24,9 @@ struct Row {
   }
 };
 
+/// In place of an element's type: pages of 4-bit elements.
+struct Packed {};
+
 struct Score {
   double value;             // after scale, softcap, bias, ALiBi and the boolean mask
   double derivative = 1.0;  // of value by scale * <q, k>: what softcap leaves
@@ -33,8 +37,15 @@ template <class K>
 Score attention_score(const AttentionParams& p, const Row& q, std::int64_t b, std::int64_t h, std::int64_t i,
                       std::int64_t j, std::int64_t q_length, std::int64_t k_length) {
   const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
-  Score score{p.scale * dot<K>(q.values, p.k, p.k_offset(b, h_kv, j), p.head_dim)};
-  if (p.quantization) score.value *= p.k_scale(b, h_kv, j);
+  Score score{0};
+  if constexpr (std::is_same_v<K, Packed>) {
+    const PackedRow row = p.k_packed(b, h_kv, j);
+    for (std::int64_t d = 0; d < p.head_dim; ++d) score.value += q.values[d] * row[d];
+    score.value *= p.scale;
+  } else {
+    score.value = p.scale * dot<K>(q.values, p.k, p.k_offset(b, h_kv, j), p.head_dim);
+  }
+  if (p.quantization && !p.quantization.packed) score.value *= p.k_scale(b, h_kv, j);
   if (p.softcap > 0) {
     const double t = std::tanh(score.value / p.softcap);
     score.value = p.softcap * t;

@@ -1,7 +1,9 @@
 // Keys and values into pages, out of them, and from page to page. Copies keep every bit, NaN payloads included; what
 // goes into 8-bit pages is rounded by scales (include/flashkernel/kv_ops.hpp), one multiplication by 1 / scale an
 // element.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -70,23 +72,75 @@ void store_quantized(const KvQuantization& quantization, float* scale, const std
   for (std::size_t i = 0; i < row.size(); ++i) to[i] = from_float<E>(row[i] * inverse);
 }
 
+// A row of floats as int4, group by group (ops/kv_packed_params.hpp says how).
+void store_int4(const KvScale& scale, float* words, const std::vector<float>& row, std::uint8_t* to) {
+  for (std::size_t i = 0; i < row.size(); i += 2) to[i / 2] = 0;
+  for (int g = 0; g < scale.groups; ++g) {
+    const std::size_t begin = static_cast<std::size_t>(g) * kInt4Group, end = std::min(row.size(), begin + kInt4Group);
+    const auto bounded = [&](std::size_t i) { return std::min(std::max(row[i], -kInt4Largest), kInt4Largest); };
+    float least = kInt4Largest, largest = -kInt4Largest;
+    bool has_nan = false;
+    for (std::size_t i = begin; i < end; ++i) {
+      has_nan = has_nan || std::isnan(row[i]);
+      least = std::min(least, bounded(i));
+      largest = std::max(largest, bounded(i));
+    }
+    std::uint32_t word = kInt4NanWord;
+    if (!has_nan) {
+      const Half zero = from_float<Half>(least);
+      const Half step = from_float<Half>(std::max(largest - to_float(zero), 0.0f) * kFifteenth);
+      const float inverse = to_float(step) > 0 ? 1.0f / to_float(step) : 0.0f;
+      for (std::size_t i = begin; i < end; ++i) {
+        const float place = std::nearbyint((bounded(i) - to_float(zero)) * inverse);
+        const auto element = static_cast<unsigned>(std::min(std::max(place, 0.0f), 15.0f));
+        to[i / 2] = static_cast<std::uint8_t>(to[i / 2] | element << (i % 2 * 4));
+      }
+      word = step.bits | static_cast<std::uint32_t>(zero.bits) << 16;
+    }
+    std::memcpy(words + g, &word, sizeof word);
+  }
+}
+
+// The rows of k and v of one head of one token as numbers, with the rotation that the call asks for.
+template <class T>
+std::vector<float> row_of_k(const KvAppendParams& p, std::int64_t token, const T* k) {
+  std::vector<float> row(static_cast<std::size_t>(p.pages.head_dim));
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = to_float(k[i]);
+  if (p.has_rope)
+    for (std::int64_t pair = 0; pair < p.rope.rotary_dim / 2; ++pair)
+      rotate_pair(p.rope, pair, rotation_of(p, pair, token), k, row.data());
+  return row;
+}
+template <class T>
+std::vector<float> row_of_v(const KvAppendParams& p, const T* v) {
+  std::vector<float> row(static_cast<std::size_t>(p.pages.head_dim_v));
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = to_float(v[i]);
+  return row;
+}
+
+template <class T>
+void append_int4(const KvAppendParams& p, std::int64_t token, std::int64_t page, std::int64_t offset, std::int64_t h,
+                 const T* k, const T* v) {
+  const KvPages& pages = p.pages;
+  const KvQuantization& quantization = pages.quantization;
+  store_int4(quantization.k, quantization.k.at(page, h, offset), row_of_k(p, token, k),
+             static_cast<std::uint8_t*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot +
+                 h * pages.stride_k_head);
+  store_int4(quantization.v, quantization.v.at(page, h, offset), row_of_v(p, v),
+             static_cast<std::uint8_t*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot +
+                 h * pages.stride_v_head);
+}
+
 // k and v of one head of one token, with the rotation that the call asks for, into 8-bit pages.
 template <class T, class E>
 void append_quantized(const KvAppendParams& p, std::int64_t token, std::int64_t page, std::int64_t offset,
                       std::int64_t h, const T* k, const T* v) {
   const KvPages& pages = p.pages;
-  std::vector<float> row(static_cast<std::size_t>(pages.head_dim));
-  for (std::size_t i = 0; i < row.size(); ++i) row[i] = to_float(k[i]);
-  if (p.has_rope)
-    for (std::int64_t pair = 0; pair < p.rope.rotary_dim / 2; ++pair)
-      rotate_pair(p.rope, pair, rotation_of(p, pair, token), k, row.data());
   store_quantized(
-      pages.quantization, pages.quantization.k.at(page, h, offset), row,
+      pages.quantization, pages.quantization.k.at(page, h, offset), row_of_k(p, token, k),
       static_cast<E*>(pages.k) + page * pages.stride_k_page + offset * pages.stride_k_slot + h * pages.stride_k_head);
-  row.resize(static_cast<std::size_t>(pages.head_dim_v));
-  for (std::size_t i = 0; i < row.size(); ++i) row[i] = to_float(v[i]);
   store_quantized(
-      pages.quantization, pages.quantization.v.at(page, h, offset), row,
+      pages.quantization, pages.quantization.v.at(page, h, offset), row_of_v(p, v),
       static_cast<E*>(pages.v) + page * pages.stride_v_page + offset * pages.stride_v_slot + h * pages.stride_v_head);
 }
 
@@ -99,6 +153,10 @@ void append_token(const KvAppendParams& p, std::int64_t token) {
     for (std::int64_t h = 0; h < pages.heads_kv; ++h) {
       const T* k = static_cast<const T*>(p.k) + token * p.stride_k_token + h * p.stride_k_head;
       const T* v = static_cast<const T*>(p.v) + token * p.stride_v_token + h * p.stride_v_head;
+      if (pages.quantization.packed) {
+        append_int4(p, token, page, offset, h, k, v);
+        continue;
+      }
       if (pages.quantization) {
         visit_quantized(pages.dtype,
                         [&](auto zero) { append_quantized<T, decltype(zero)>(p, token, page, offset, h, k, v); });
@@ -156,6 +214,28 @@ void read_token(const KvReadParams& p, std::int64_t batch, std::int64_t token) {
   }
 }
 
+template <class T>
+void read_packed_token(const KvReadParams& p, std::int64_t batch, std::int64_t token) {
+  const KvPages& pages = p.pages;
+  const bool exists = token < p.seq_lens[batch];
+  const std::int64_t page = exists ? p.block_table[batch * p.stride_block_table + token / pages.page_size] : 0;
+  const std::int64_t slot = token % pages.page_size;
+  for (std::int64_t h = 0; h < pages.heads_kv; ++h)
+    for (const bool is_v : {false, true}) {
+      T* const to = is_v ? static_cast<T*>(p.v_out) + batch * p.stride_v_out_batch + token * p.stride_v_out_token +
+                               h * p.stride_v_out_head
+                         : static_cast<T*>(p.k_out) + batch * p.stride_k_out_batch + token * p.stride_k_out_token +
+                               h * p.stride_k_out_head;
+      const auto* const from = static_cast<const unsigned char*>(is_v ? pages.v : pages.k) +
+                               page * (is_v ? pages.stride_v_page : pages.stride_k_page) +
+                               slot * (is_v ? pages.stride_v_slot : pages.stride_k_slot) +
+                               h * (is_v ? pages.stride_v_head : pages.stride_k_head);
+      const PackedRow row{from, is_v ? pages.quantization.v : pages.quantization.k, page, h, slot, pages.dtype};
+      const std::int64_t dim = is_v ? pages.head_dim_v : pages.head_dim;
+      for (std::int64_t i = 0; i < dim; ++i) to[i] = from_float<T>(exists ? row[i] : 0.0f);
+    }
+}
+
 // T: anything of an element's size.
 template <class T>
 void copy_page_slot(const KvPages& pages, std::int64_t src, std::int64_t dst, std::int64_t slot) {
@@ -165,8 +245,15 @@ void copy_page_slot(const KvPages& pages, std::int64_t src, std::int64_t dst, st
     copy<T>(k + src * pages.stride_k_page, k + dst * pages.stride_k_page, pages.head_dim);
     copy<T>(v + src * pages.stride_v_page, v + dst * pages.stride_v_page, pages.head_dim_v);
     if (!pages.quantization.per_token) continue;
-    for (const KvScale& scale : {pages.quantization.k, pages.quantization.v})
-      copy(scale.at(src, h, slot), scale.at(dst, h, slot), 1);
+    for (const KvScale& scale : {pages.quantization.k, pages.quantization.v}) {
+      if (pages.dtype == DType::kFloat4E2M1x2) {
+        auto* const bytes =
+            reinterpret_cast<std::uint8_t*>(scale.data) + h * scale.stride_head + slot * scale.stride_slot;
+        copy(bytes + src * scale.stride_page, bytes + dst * scale.stride_page, scale.groups);
+      } else {
+        copy(scale.at(src, h, slot), scale.at(dst, h, slot), scale.groups);
+      }
+    }
   }
 }
 
@@ -189,7 +276,9 @@ void kv_read(const KvReadParams& p, void*, Stream) {
     using T = decltype(zero);
     auto task = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t i = begin; i < end; ++i) {
-        if (!p.pages.quantization) {
+        if (p.pages.quantization.packed) {
+          read_packed_token<T>(p, i / p.max_seq, i % p.max_seq);
+        } else if (!p.pages.quantization) {
           read_token<T, T>(p, i / p.max_seq, i % p.max_seq);
         } else {
           visit_quantized(p.pages.dtype,

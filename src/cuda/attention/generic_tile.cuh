@@ -39,7 +39,24 @@ struct Tile {
 /// In place of a scale: the numbers of a row are its elements.
 struct NoScale {};
 
-/// Copies kRows rows of fp32, fp16 or bf16 (with a `scale_of(row)` also 8-bit, to be multiplied by it) into shared
+/// The scales of rows of a cache's keys or values, or those rows of 4-bit elements: tile row r is key `key(r)` of
+/// sequence b and kv head g, from column `first` on.
+template <class Key>
+struct CacheRows {
+  const AttentionParams& p;
+  std::int64_t b, g, first;
+  bool is_v;
+  Key key;
+
+  __device__ float operator()(int row) const { return is_v ? p.v_scale(b, g, key(row)) : p.k_scale(b, g, key(row)); }
+  __device__ float number(int row, std::int64_t column) const {
+    return is_v ? p.v_packed(b, g, key(row))[first + column] : p.k_packed(b, g, key(row))[first + column];
+  }
+};
+template <class Key>
+CacheRows(const AttentionParams&, std::int64_t, std::int64_t, std::int64_t, bool, Key) -> CacheRows<Key>;
+
+/// Copies kRows rows of fp32, fp16 or bf16 (with a `scale_of`, CacheRows, also 8-bit and 4-bit) into shared
 /// memory as fp32; row r lies `offset_of(r)` elements behind `data`. Columns from `dim` on and rows from `count` on
 /// become 0. `vectors`: rows start at multiples of 16 bytes and are whole fours of elements. The dtype is a run-time
 /// value here, and no template parameter of the kernels, because they are long and only this depends on it.
@@ -48,12 +65,15 @@ __device__ inline void load_rows(float* tile, const void* data, DType dtype, std
                                  std::int64_t count, OffsetOf offset_of, ScaleOf scale_of = {}) {
   constexpr bool kScales = !std::is_same_v<ScaleOf, NoScale>;
   const bool narrow = kScales && (dtype == DType::kFloat8E4M3 || dtype == DType::kInt8);
-  if (!vectors) {
+  const bool packed = kScales && is_packed(dtype);
+  if (!vectors || packed) {
 #pragma unroll 1
     for (int at = threadIdx.x; at < kRows * Rows::kDim; at += kTileThreads) {
       const int row = at / Rows::kDim, column = at % Rows::kDim;
       float value = 0.0f;
-      if (row < count && column < dim) {
+      if constexpr (kScales)
+        if (packed && row < count && column < dim) value = scale_of.number(row, column);
+      if (!packed && row < count && column < dim) {
         const std::int64_t from = offset_of(row) + column;
         if constexpr (kScales)
           value = narrow ? load_narrow(data, dtype, from) * scale_of(row) : load_typed(data, dtype, from);

@@ -1,11 +1,12 @@
-// KV append to pages of 8-bit elements for rows (one head of one token) that part of a warp holds in registers, eight
-// elements a lane: 16 bytes of 16-bit numbers in, 8 bytes out. Called by kv_quantized.cu, which takes any other row
-// through shared memory. Bound by memory: what stands in its way is arithmetic (some 130 instructions a lane and row
-// take as long as the memory), so a token's slot is divided into page and place once, and its angles worked out once,
-// by one thread each while everybody's rows are under way.
+// KV append to pages of 8-bit and int4 elements for rows (one head of one token) that part of a warp holds in
+// registers, eight elements a lane: 16 bytes of 16-bit numbers in, 8 bytes out (int4: 4). Called by kv_quantized.cu,
+// which takes any other row through shared memory. Bound by memory: what stands in its way is arithmetic (some 130
+// instructions a lane and row take as long as the memory), so a token's slot is divided into page and place once, and
+// its angles worked out once, by one thread each while everybody's rows are under way.
 #include "cuda/kv/kv.hpp"
 #include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/packed.cuh"
 #include "cuda/tile/quantized.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/kv/append_angle.cuh"
@@ -196,28 +197,59 @@ __global__ void __launch_bounds__(kThreads)
         x[i] = is_second ? other[i] * sine[i] + x[i] * cosine[i] : x[i] * cosine[i] - other[i] * sine[i];
     }
   };
+  // Four lanes have a group of 32 elements; the last one of a row may be shorter.
+  [[maybe_unused]] const auto store_int4 = [&](const Which& w, const float(&x)[kWidth]) {
+    float least = kInt4Largest, largest = -kInt4Largest;
+    int has_nan = 0;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      if (!w.mine) break;
+      has_nan |= x[i] != x[i];
+      least = fminf(least, Int4Step::bounded(x[i]));
+      largest = fmaxf(largest, Int4Step::bounded(x[i]));
+    }
+#pragma unroll
+    for (int step = 1; step < kInt4Group / kWidth; step *= 2) {
+      least = fminf(least, __shfl_xor_sync(kFullMask, least, step));
+      largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
+      has_nan |= __shfl_xor_sync(kFullMask, has_nan, step);
+    }
+    const Place place = places[w.t];
+    if (!w.mine || !place.elements) return;
+    const Int4Step step(least, largest, has_nan != 0);
+    if (lane % (kInt4Group / kWidth) == 0)
+      reinterpret_cast<std::uint32_t*>(place.scale + w.head * scales.stride_head)[lane / (kInt4Group / kWidth)] =
+          step.word;
+    std::uint32_t eight = 0;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) eight |= step.element(x[i]) << (4 * i);
+    *reinterpret_cast<std::uint32_t*>(static_cast<E*>(place.elements) +
+                                      w.head * (is_v ? pages.stride_v_head : pages.stride_k_head) + column / 2) = eight;
+  };
   const std::int64_t stride_head = is_v ? pages.stride_v_head : pages.stride_k_head;
   const auto store_q = [&](Row8<T>& row, const Which& w, const float(&x)[kWidth]) {
     if (!w.mine) return;
     if (rotates) row.from_floats(x);  // what is not rotated keeps its bits
     row.store(static_cast<T*>(p.q_out) + (base + w.t) * p.stride_q_out_token + w.head * p.stride_q_out_head + column);
   };
-  const auto store = [&](const Which& w, float(&x)[kWidth]) {
-    float used = 1.0f;
-    if (pages.quantization.per_token)
-      used = row_scale(largest_magnitude<E>(x, plan.lanes), largest_element(dtype_of<E>));
-    const Place place = places[w.t];
-    if (!w.mine || !place.elements) return;
-    float* const scale = place.scale + w.head * scales.stride_head;
-    if (!pages.quantization.per_token) {
-      used = *scale;
-    } else if (lane == 0) {
-      *scale = used;
-    }
-    const float inverse = 1.0f / used;
+  [[maybe_unused]] const auto store = [&](const Which& w, float(&x)[kWidth]) {
+    if constexpr (!kIsInt4<E>) {
+      float used = 1.0f;
+      if (pages.quantization.per_token)
+        used = row_scale(largest_magnitude<E>(x, plan.lanes), largest_element(dtype_of<E>));
+      const Place place = places[w.t];
+      if (!w.mine || !place.elements) return;
+      float* const scale = place.scale + w.head * scales.stride_head;
+      if (!pages.quantization.per_token) {
+        used = *scale;
+      } else if (lane == 0) {
+        *scale = used;
+      }
+      const float inverse = 1.0f / used;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) x[i] *= inverse;
-    *reinterpret_cast<uint2*>(static_cast<E*>(place.elements) + w.head * stride_head + column) = pack_eight<E>(x);
+      for (int i = 0; i < kWidth; ++i) x[i] *= inverse;
+      *reinterpret_cast<uint2*>(static_cast<E*>(place.elements) + w.head * stride_head + column) = pack_eight<E>(x);
+    }
   };
 
   for (int first = 0; first < rows; first += kInFlight * groups) {  // the same turns for all lanes of a warp
@@ -230,6 +262,8 @@ __global__ void __launch_bounds__(kThreads)
       if (half > 0) rotate(held[r], w.t, x);
       if (is_q)
         store_q(held[r], w, x);
+      else if constexpr (kIsInt4<E>)
+        store_int4(w, x);
       else
         store(w, x);
     }
@@ -274,7 +308,9 @@ void kv_append_quantized_rows(const KvAppendParams& p, Stream stream) {
   const RopeFrequencies frequencies = p.has_rope ? rope_frequencies(p.rope) : RopeFrequencies{};
   visit_floating(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const auto kernel = p.pages.dtype == DType::kInt8 ? append_kernel<T, Int8> : append_kernel<T, Float8>;
+    const auto kernel = p.pages.dtype == DType::kInt4x2 ? append_kernel<T, Int4x2>
+                        : p.pages.dtype == DType::kInt8 ? append_kernel<T, Int8>
+                                                        : append_kernel<T, Float8>;
     launch("kv_append", kernel, {dim3(blocks, p.heads_q > 0 ? 3 : 2), kThreads, 0, native(stream)}, p, frequencies,
            plan);
   });

@@ -232,21 +232,30 @@ void kv_read(const KvReadParams& p, void*, Stream stream) {
 
 namespace {
 
-/// Scales [num_pages, heads_kv, page_size] as pages of one token whose heads are rows of scales.
+/// Scales [num_pages, heads_kv, page_size] as pages of one token whose heads are rows of scales; those of groups as
+/// pages of as many tokens.
 void copy_scales(const KvCopyParams& p, Stream stream) {
   KvCopyParams scales = p;
   const KvQuantization& quantization = p.pages.quantization;
   scales.dtype = DType::kFloat32;
   scales.pages.quantization = {};
-  scales.pages.page_size = 1;
-  scales.pages.head_dim = scales.pages.head_dim_v = p.pages.page_size;
   scales.pages.k = quantization.k.data;
   scales.pages.v = quantization.v.data;
   scales.pages.stride_k_page = quantization.k.stride_page;
   scales.pages.stride_v_page = quantization.v.stride_page;
   scales.pages.stride_k_head = quantization.k.stride_head;
   scales.pages.stride_v_head = quantization.v.stride_head;
-  scales.pages.stride_k_slot = scales.pages.stride_v_slot = 0;
+  if (quantization.packed) {
+    if (p.pages.dtype == DType::kFloat4E2M1x2) scales.dtype = DType::kUInt8;
+    scales.pages.head_dim = quantization.k.groups;
+    scales.pages.head_dim_v = quantization.v.groups;
+    scales.pages.stride_k_slot = quantization.k.stride_slot;
+    scales.pages.stride_v_slot = quantization.v.stride_slot;
+  } else {
+    scales.pages.page_size = 1;
+    scales.pages.head_dim = scales.pages.head_dim_v = p.pages.page_size;
+    scales.pages.stride_k_slot = scales.pages.stride_v_slot = 0;
+  }
   kv_copy(scales, nullptr, stream);
 }
 

@@ -1,14 +1,15 @@
-// KV append and gather for pages of 8-bit elements; what kv_ops.cu is for others. Bound by memory. Rows (one head of
-// one token) of whole vectors and up to 256 elements are appended by kv_append_quantized.cu; others here, a warp a row:
-// through shared memory as fp32, where RoPE turns it and its largest magnitude gives its scale, four neighbouring
-// elements a lane. Angles are worked out once a token. A slot or page id out of range moves nothing; q is rotated all
-// the same. The numbers: include/flashkernel/kv_ops.hpp.
+// KV append and gather for pages of 8-bit and 4-bit elements; what kv_ops.cu is for others. Bound by memory. Rows (one
+// head of one token) of whole vectors and up to 256 elements are appended by kv_append_quantized.cu; others here, a
+// warp a row: through shared memory as fp32, where RoPE turns it and its largest magnitude gives its scale, four
+// neighbouring elements a lane. Angles are worked out once a token. A slot or page id out of range moves nothing; q is
+// rotated all the same. The numbers: include/flashkernel/kv_ops.hpp.
 #include <cmath>
 
 #include "cuda/kv/append_angle.cuh"
 #include "cuda/kv/kv.hpp"
 #include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/packed.cuh"
 #include "cuda/tile/quantized.cuh"
 #include "cuda/tile/reduce.cuh"
 #include "cuda/tile/rope.cuh"
@@ -88,6 +89,30 @@ __device__ inline void store_row(const float* row, int dim, bool per_token, floa
   }
 }
 
+/// The same as int4, a group after another; `scale` is the row's first word. The row is of an even number of elements.
+__device__ inline void store_row_int4(const float* row, int dim, float* scale, Int4x2* to) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  static_assert(kInt4Group == kWarp);
+  for (int begin = 0; begin < dim; begin += kInt4Group) {
+    const bool mine = begin + lane < dim;
+    const float x = mine ? row[begin + lane] : 0.0f, bounded = Int4Step::bounded(x);
+    const float least = -warp_reduce(mine ? -bounded : -kInt4Largest, Largest{});
+    const float largest = warp_reduce(mine ? bounded : -kInt4Largest, Largest{});
+    const Int4Step step(least, largest, __any_sync(kFullMask, x != x) != 0);
+    const std::uint32_t low = step.element(x), high = __shfl_down_sync(kFullMask, low, 1);
+    if (mine && lane % 2 == 0) to[(begin + lane) / 2] = {static_cast<std::uint8_t>(low | high << 4)};
+    if (lane == 0) reinterpret_cast<std::uint32_t*>(scale)[begin / kInt4Group] = step.word;
+  }
+}
+
+template <class E>
+__device__ inline void store_row_as(const float* row, int dim, bool per_token, float* scale, E* to, bool vectors) {
+  if constexpr (kIsInt4<E>)
+    store_row_int4(row, dim, scale, to);
+  else
+    store_row(row, dim, per_token, scale, to, vectors);
+}
+
 template <class T, class E>
 __global__ void __launch_bounds__(kThreads)
     append_kernel(const __grid_constant__ KvAppendParams p, const __grid_constant__ AppendPlan plan) {
@@ -135,18 +160,18 @@ __global__ void __launch_bounds__(kThreads)
           stage_row(row, static_cast<const T*>(p.k) + token * p.stride_k_token + number * p.stride_k_head, dim,
                     plan.vectors);
           if (half > 0) rotate_row(row, p.rope, angles + t * half);
-          store_row(row, dim, quantization.per_token, quantization.k.at(page, number, offset),
-                    static_cast<E*>(p.pages.k) + page * p.pages.stride_k_page + offset * p.pages.stride_k_slot +
-                        number * p.pages.stride_k_head,
-                    plan.vectors);
+          store_row_as(row, dim, quantization.per_token, quantization.k.at(page, number, offset),
+                       static_cast<E*>(p.pages.k) + page * p.pages.stride_k_page + offset * p.pages.stride_k_slot +
+                           number * p.pages.stride_k_head,
+                       plan.vectors);
         } else {
           const int head = number - heads_kv;
           stage_row(row, static_cast<const T*>(p.v) + token * p.stride_v_token + head * p.stride_v_head, dim_v,
                     plan.vectors);
-          store_row(row, dim_v, quantization.per_token, quantization.v.at(page, head, offset),
-                    static_cast<E*>(p.pages.v) + page * p.pages.stride_v_page + offset * p.pages.stride_v_slot +
-                        head * p.pages.stride_v_head,
-                    plan.vectors);
+          store_row_as(row, dim_v, quantization.per_token, quantization.v.at(page, head, offset),
+                       static_cast<E*>(p.pages.v) + page * p.pages.stride_v_page + offset * p.pages.stride_v_slot +
+                           head * p.pages.stride_v_head,
+                       plan.vectors);
         }
       }
       __syncwarp();  // the row's place is filled again next
@@ -201,7 +226,53 @@ __global__ void __launch_bounds__(kThreads) read_kernel(const __grid_constant__ 
   }
 }
 
-/// f(T{}, E{}) for the dtype of numbers and that of elements.
+/// The same for 4-bit elements, eight at a time. `words`: rows begin at multiples of 4 bytes; `vectors`: rows of the
+/// output at multiples of 16.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    read_packed_kernel(const __grid_constant__ KvReadParams p, bool words, bool vectors) {
+  constexpr int kLanes = 16, kWidth = 8;
+  const bool is_v = blockIdx.y == 1;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
+  if (row >= p.batch * p.max_seq * p.pages.heads_kv) return;
+  const std::int64_t at = row / p.pages.heads_kv, head = row - at * p.pages.heads_kv;
+  const std::int64_t b = at / p.max_seq, position = at - b * p.max_seq, block = position / p.pages.page_size;
+  const std::int64_t slot = position - block * p.pages.page_size;
+  std::int64_t page = -1;
+  if (position < p.seq_lens[b] && block < p.max_pages) page = p.block_table[b * p.stride_block_table + block];
+  const bool there = page >= 0 && page < p.pages.num_pages;
+  const KvPages& pages = p.pages;
+  const int dim = static_cast<int>(is_v ? pages.head_dim_v : pages.head_dim);
+  T* const to = is_v ? static_cast<T*>(p.v_out) + b * p.stride_v_out_batch + position * p.stride_v_out_token +
+                           head * p.stride_v_out_head
+                     : static_cast<T*>(p.k_out) + b * p.stride_k_out_batch + position * p.stride_k_out_token +
+                           head * p.stride_k_out_head;
+  const auto* const from = static_cast<const unsigned char*>(is_v ? pages.v : pages.k) +
+                           page * (is_v ? pages.stride_v_page : pages.stride_k_page) +
+                           slot * (is_v ? pages.stride_v_slot : pages.stride_k_slot) +
+                           head * (is_v ? pages.stride_v_head : pages.stride_k_head);
+  const PackedRow packed{from, is_v ? pages.quantization.v : pages.quantization.k, page, head, slot, pages.dtype};
+  for (int column = static_cast<int>(threadIdx.x % kLanes) * kWidth; column < dim; column += kLanes * kWidth) {
+    float values[kWidth] = {};
+    if (there) load_packed(packed, column, dim, words, values);
+    if (!vectors || column + kWidth > dim) {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e)
+        if (column + e < dim) to[column + e] = from_float<T>(values[e]);
+      continue;
+    }
+    constexpr int kStep = kVectorElements<T>;
+#pragma unroll
+    for (int e = 0; e < kWidth; e += kStep) {
+      float part[kStep];
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) part[i] = values[e + i];
+      store_floats(to + column + e, part);
+    }
+  }
+}
+
+/// f(T{}, E{}) for the dtype of numbers and that of 8-bit elements.
 template <class F>
 void visit_dtypes(DType dtype, DType elements, F f) {
   visit_floating(dtype, [&](auto zero) {
@@ -229,7 +300,7 @@ std::int64_t angle_floats(const KvAppendParams& p) { return p.has_rope ? p.rope.
 
 Verdict kv_append_quantized_supports(const KvAppendParams& p) {
   if (static_cast<std::size_t>(row_pitch(p.pages) + angle_floats(p)) * sizeof(float) > kSharedBytes)
-    return "it takes 8-bit pages with head_dim up to 6016 only";  // a row and its angles: 2 x 6016 x 4 B
+    return "it takes pages of 8 and 4 bits with head_dim up to 6016 only";  // a row and its angles: 2 x 6016 x 4 B
   return Verdict::ok();
 }
 
@@ -255,6 +326,9 @@ void kv_append_quantized(const KvAppendParams& p, Stream stream) {
   const LaunchShape shape{grid_size(ceil_div(p.tokens, plan.tokens), p.device.index, 8),
                           static_cast<unsigned>(warps * kWarp),
                           warps * row_bytes + static_cast<std::size_t>(plan.tokens) * angle_bytes, native(stream)};
+  if (p.pages.dtype == DType::kInt4x2)
+    return visit_floating(
+        p.dtype, [&](auto zero) { launch("kv_append", append_kernel<decltype(zero), Int4x2>, shape, p, plan); });
   visit_dtypes(p.dtype, p.pages.dtype, [&](auto zero, auto element_zero) {
     launch("kv_append", append_kernel<decltype(zero), decltype(element_zero)>, shape, p, plan);
   });
@@ -270,6 +344,20 @@ void kv_read_quantized(const KvReadParams& p, Stream stream) {
                         fits(p.v_out, element, 8, {p.stride_v_out_batch, p.stride_v_out_token, p.stride_v_out_head})));
   const std::int64_t rows = p.batch * p.max_seq * p.pages.heads_kv;
   const LaunchShape shape{dim3(static_cast<unsigned>(ceil_div(rows, kThreads / 16)), 2), kThreads, 0, native(stream)};
+  if (p.pages.quantization.packed) {
+    const auto outputs_fit = [&](std::int64_t width) {
+      return is_aligned(p.k_out, 16) && is_aligned(p.v_out, 16) &&
+             fits(p.k_out, element, width, {p.stride_k_out_batch, p.stride_k_out_token, p.stride_k_out_head}) &&
+             fits(p.v_out, element, width, {p.stride_v_out_batch, p.stride_v_out_token, p.stride_v_out_head});
+    };
+    const KvPages& pages = p.pages;
+    const bool words = fits(pages.k, 1, 4, {pages.stride_k_page, pages.stride_k_slot, pages.stride_k_head}) &&
+                       fits(pages.v, 1, 4, {pages.stride_v_page, pages.stride_v_slot, pages.stride_v_head});
+    return visit_floating(p.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      launch("kv_read", read_packed_kernel<T>, shape, p, words, outputs_fit(kVectorElements<T>));
+    });
+  }
   visit_dtypes(p.dtype, p.pages.dtype, [&](auto zero, auto element_zero) {
     using T = decltype(zero);
     using E = decltype(element_zero);

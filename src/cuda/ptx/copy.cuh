@@ -38,6 +38,12 @@ __device__ inline void cp_async_16_by(std::uint64_t policy, std::uint32_t shared
                : "memory");
 }
 
+/// The same with 8 bytes, `bytes` of them from `global`.
+__device__ inline void cp_async_8(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address), "l"(global), "r"(bytes)
+               : "memory");
+}
+
 /// 4 bytes; with bytes 0 nothing is read and zero is written.
 __device__ inline void cp_async_4(std::uint32_t shared_address, const void* global, std::uint32_t bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address), "l"(global), "r"(bytes)

@@ -24,6 +24,8 @@ pub const FK_INT64: fk_dtype = 4;
 pub const FK_UINT8: fk_dtype = 5;
 pub const FK_FLOAT8_E4M3: fk_dtype = 6;
 pub const FK_INT8: fk_dtype = 7;
+pub const FK_INT4X2: fk_dtype = 8;
+pub const FK_FLOAT4_E2M1X2: fk_dtype = 9;
 pub const FK_CPU: fk_device_type = 0;
 pub const FK_CUDA: fk_device_type = 1;
 pub const FK_ACTIVATION_NONE: fk_activation = 0;
@@ -107,6 +109,8 @@ pub struct fk_kv_scales {
     pub size: usize,
     pub k: *const fk_tensor,
     pub v: *const fk_tensor,
+    pub k_tensor: f32,
+    pub v_tensor: f32,
 }
 
 #[repr(C)]

@@ -6,7 +6,7 @@
 #include "flashkernel/stream.hpp"
 #include "ops/attention_fp8_params.hpp"
 #include "ops/kernel_entry.hpp"
-#include "cuda/attention/widened/plan.hpp"
+#include "cuda/attention/widened/variant.hpp"
 
 namespace flashkernel::cuda {
 

@@ -2,10 +2,16 @@
 // behind the kernel that widens (widen.cu).
 #pragma once
 
-#include "cuda/attention/widened/plan.hpp"
+#include "cuda/attention/limits.hpp"
+#include "cuda/costs.hpp"
 #include "flashkernel/stream.hpp"
+#include "ops/kernel_entry.hpp"
+#include "ops/widened_plan.hpp"
 
 namespace flashkernel::cuda {
+
+/// Elements that are widened in a microsecond: three bytes each, read and written.
+inline constexpr double kWidenRate = 1200000;
 
 /// Widens the keys and values that `call`, of `plan.sequences` sequences at most, may see; writes its table and
 /// lengths.
@@ -13,7 +19,7 @@ void widen_pages(const AttentionParams& call, const WidenedPlan& plan, const Wid
 
 template <DType kDtype, Verdict (*kInner)(const AttentionParams&)>
 Verdict attention_widened_supports(const AttentionParams& p) {
-  if (!p.quantization || !p.is_paged()) return "it is for pages of 8-bit elements";
+  if (!p.quantization || !p.is_paged()) return "it is for pages of 8-bit and 4-bit elements";
   if (p.dtype_q != kDtype) return "it is built for another dtype of queries";
   const WidenedPlan plan = plan_widened(p);
   if (plan.workspace_bytes(p.heads_kv) > kMostWidenedBytes) return "a sequence's keys are too many to be widened";

@@ -1,8 +1,10 @@
-// 8-bit pages of some sequences as pages of the queries' dtype, for attention of many queries (variant.hpp). Bound by
-// memory: eight elements a thread. Keys in front of the first one that a query may see stay as the workspace was, in
-// whole pages; behind the last one there are zeros for a page and more, so that a probability of 0 meets a number.
+// 8-bit and 4-bit pages of some sequences as pages of the queries' dtype, for attention of many queries (variant.hpp).
+// Bound by memory: eight elements a thread. Keys in front of the first one that a query may see stay as the workspace
+// was, in whole pages; behind the last one there are zeros for a page and more, so that a probability of 0 meets a
+// number.
 #include "cuda/attention/widened/variant.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/packed.cuh"
 #include "cuda/tile/quantized.cuh"
 #include "cuda/tile/vector.cuh"
 
@@ -19,6 +21,9 @@ struct Columns {
   std::int64_t stride_page, stride_head, stride_token;
   int dim, pitch;  // of the pages, and of the workspace
 };
+
+/// In place of an element's type: 4-bit ones.
+struct FourBits {};
 
 /// Grid: (parts of a sequence, sequence, K or V).
 template <class T, class E>
@@ -53,17 +58,23 @@ __global__ void __launch_bounds__(kThreads)
       std::int64_t page = p.block_table[b * p.stride_block_table + token / p.page_size];
       page = page < 0 || page >= p.num_pages ? 0 : page;
       const std::int64_t slot = token % p.page_size;
-      const E* const from = static_cast<const E*>(is_v ? p.v : p.k) + page * columns.stride_page +
-                            slot * columns.stride_token + head * columns.stride_head + column;
-      const float scale = *scales.at(page, head, slot);
-      if (vectors && column + kWidth <= columns.dim) {
-        const auto eight = load_vector<kWidth>(from);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) x[i] = to_float(eight.values[i]) * scale;
+      if constexpr (std::is_same_v<E, FourBits>) {
+        const auto* const from = static_cast<const unsigned char*>(is_v ? p.v : p.k) + page * columns.stride_page +
+                                 slot * columns.stride_token + head * columns.stride_head;
+        load_packed({from, scales, page, head, slot, p.dtype}, column, columns.dim, vectors, x);
       } else {
+        const E* const from = static_cast<const E*>(is_v ? p.v : p.k) + page * columns.stride_page +
+                              slot * columns.stride_token + head * columns.stride_head + column;
+        const float scale = *scales.at(page, head, slot);
+        if (vectors && column + kWidth <= columns.dim) {
+          const auto eight = load_vector<kWidth>(from);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-          if (column + i < columns.dim) x[i] = to_float(from[i]) * scale;
+          for (int i = 0; i < kWidth; ++i) x[i] = to_float(eight.values[i]) * scale;
+        } else {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (column + i < columns.dim) x[i] = to_float(from[i]) * scale;
+        }
       }
     }
     T* const row = out + (token * p.heads_kv + head) * columns.pitch + column;
@@ -80,10 +91,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 bool in_vectors(const AttentionParams& p) {
-  bool all = is_aligned(p.k, kWidth) && is_aligned(p.v, kWidth);
+  const int bytes = p.quantization.packed ? kWidth / 2 : kWidth;
+  bool all = is_aligned(p.k, bytes) && is_aligned(p.v, bytes);
   for (const std::int64_t stride :
        {p.stride_k_batch, p.stride_k_head, p.stride_k_token, p.stride_v_batch, p.stride_v_head, p.stride_v_token})
-    all = all && stride % kWidth == 0;
+    all = all && stride % bytes == 0;
   return all;
 }
 
@@ -96,7 +108,9 @@ void widen_pages(const AttentionParams& call, const WidenedPlan& plan, const Wid
                   2);
   visit_floating(plan.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const auto kernel = call.dtype == DType::kInt8 ? widen_kernel<T, Int8> : widen_kernel<T, Float8>;
+    const auto kernel = call.quantization.packed     ? widen_kernel<T, FourBits>
+                        : call.dtype == DType::kInt8 ? widen_kernel<T, Int8>
+                                                     : widen_kernel<T, Float8>;
     launch("attention_widen", kernel, {grid, kThreads, 0, native(stream)}, call, plan, pages, in_vectors(call));
   });
 }

@@ -4,6 +4,7 @@
 // captured graph replays with other lengths. Bound by memory.
 #include "cuda/attention/generic.hpp"
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/packed.cuh"
 #include "cuda/tile/quantized.cuh"
 #include "cuda/attention/score.cuh"
 #include "cuda/tile/reduce.cuh"
@@ -23,6 +24,13 @@ __host__ __device__ inline std::int64_t partial_floats(const AttentionParams& p)
 // Elements that a lane loads at once: 16 bytes, or 8 of 8-bit ones, since a lane holds no more of a short row.
 template <class K>
 inline constexpr int kPiece = kQuantized<K> ? 8 : kVectorElements<K>;
+
+// In place of an element's type: 4-bit ones, whose scales belong to groups of a row.
+struct FourBits {};
+template <>
+inline constexpr int kPiece<FourBits> = 8;
+template <class K>
+inline constexpr bool kNarrow = kQuantized<K> || std::is_same_v<K, FourBits>;
 
 // K: elements of keys and values. kLanesPerKey lanes share a key's row and a value's, in pieces of N elements: piece c
 // covers columns [(c * kLanesPerKey + lane) * N, +N).
@@ -78,20 +86,33 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   };
   SoftmaxState state;
   float out[kRows][kVElements] = {};
-  const auto load_row = [&](const K* from, std::int64_t dim, auto& to) {
+  [[maybe_unused]] const auto load_row = [&](const K* from, std::int64_t dim, auto& to) {
+    if constexpr (!std::is_same_v<K, FourBits>) {
+      constexpr int kPieces = static_cast<int>(sizeof(to) / sizeof(to[0])) / N;
+#pragma unroll
+      for (int c = 0; c < kPieces; ++c) {
+        const int column = (c * kLanesPerKey + lane) * N;
+        float piece[N];
+        if (vectors && column + N <= dim) {
+          load_floats(piece, from + column);
+        } else {
+#pragma unroll
+          for (int e = 0; e < N; ++e) piece[e] = column + e < dim ? to_float(from[column + e]) : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < N; ++e) to[c * N + e] = piece[e];
+      }
+    }
+  };
+
+  [[maybe_unused]] const auto load_four_bits = [&](const PackedRow& row, std::int64_t dim, auto& to) {
     constexpr int kPieces = static_cast<int>(sizeof(to) / sizeof(to[0])) / N;
 #pragma unroll
     for (int c = 0; c < kPieces; ++c) {
-      const int column = (c * kLanesPerKey + lane) * N;
-      float piece[N];
-      if (vectors && column + N <= dim) {
-        load_floats(piece, from + column);
-      } else {
+      float piece[8];
+      load_packed(row, (c * kLanesPerKey + lane) * 8, static_cast<int>(dim), vectors, piece);
 #pragma unroll
-        for (int e = 0; e < N; ++e) piece[e] = column + e < dim ? to_float(from[column + e]) : 0.0f;
-      }
-#pragma unroll
-      for (int e = 0; e < N; ++e) to[c * N + e] = piece[e];
+      for (int e = 0; e < 8; ++e) to[c * 8 + e] = piece[e];
     }
   };
 
@@ -103,8 +124,13 @@ __global__ void __launch_bounds__(kWarp* kWarps)
     const bool inside = j < end;
     float key[kQkElements], value[kVElements], key_scale = 1.0f;
     if (inside) {
-      load_row(static_cast<const K*>(p.k) + p.k_offset(b, g, j), p.head_dim, key);
-      load_row(static_cast<const K*>(p.v) + p.v_offset(b, g, j), p.head_dim_v, value);
+      if constexpr (std::is_same_v<K, FourBits>) {
+        load_four_bits(p.k_packed(b, g, j), p.head_dim, key);
+        load_four_bits(p.v_packed(b, g, j), p.head_dim_v, value);
+      } else {
+        load_row(static_cast<const K*>(p.k) + p.k_offset(b, g, j), p.head_dim, key);
+        load_row(static_cast<const K*>(p.v) + p.v_offset(b, g, j), p.head_dim_v, value);
+      }
       if constexpr (kQuantized<K>) {
         key_scale = p.k_scale(b, g, j);
         const float value_scale = p.v_scale(b, g, j);
@@ -240,7 +266,7 @@ int num_splits(const AttentionParams& p, int rows_per_block) {
 int rows_per_block(const AttentionParams& p) {
   const std::int64_t rows = p.heads_q / p.heads_kv * p.seq_q;
   const bool short_rows = std::max(p.head_dim, p.head_dim_v) <= 128;
-  // Few calls over 8-bit keys come here: they share one kernel for any number of rows.
+  // Few calls over keys of 8 and 4 bits come here: they share one kernel for any number of rows.
   if (p.quantization) return short_rows ? 4 : 2;
   return rows >= 4 && short_rows ? 4 : (rows >= 2 ? 2 : 1);
 }
@@ -249,6 +275,7 @@ template <class K, int kRows, int kQkDim, int kVDim>
 void launch_instance(const AttentionParams& p, float* partials, cudaStream_t stream) {
   constexpr int N = kPiece<K>;
   const auto fits = [](const void* data, std::int64_t a, std::int64_t b, std::int64_t c) {
+    if (std::is_same_v<K, FourBits>) return is_aligned(data, 4) && a % 4 == 0 && b % 4 == 0 && c % 4 == 0;
     return is_aligned(data, N * sizeof(K)) && a % N == 0 && b % N == 0 && c % N == 0;
   };
   const bool vectors = fits(p.k, p.stride_k_batch, p.stride_k_head, p.stride_k_token) &&
@@ -264,7 +291,7 @@ void launch_instance(const AttentionParams& p, float* partials, cudaStream_t str
 template <class K, int kRows>
 void launch_for_dim(const AttentionParams& p, float* partials, cudaStream_t stream) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if constexpr (!kQuantized<K> || kRows == 4) {
+  if constexpr (!kNarrow<K> || kRows == 4) {
     if (dim <= 64) return launch_instance<K, kRows, 64, 64>(p, partials, stream);
     if (dim <= 128) return launch_instance<K, kRows, 128, 128>(p, partials, stream);
   }
@@ -291,13 +318,17 @@ void attention_fwd_decode(const AttentionParams& p, void* workspace, Stream stre
   if (p.batch * p.heads_q * p.seq_q == 0) return;
   const CudaDeviceGuard guard(p.device.index);
   auto* partials = static_cast<float*>(workspace);
-  visit_cache(p.dtype, [&](auto zero) {
+  const auto launch_split = [&](auto zero) {
     using K = decltype(zero);
     const int rows = rows_per_block(p);
     if (rows == 4) return launch_for_dim<K, 4>(p, partials, native(stream));
     if (rows == 2) return launch_for_dim<K, 2>(p, partials, native(stream));
-    if constexpr (!kQuantized<K>) launch_for_dim<K, 1>(p, partials, native(stream));
-  });
+    if constexpr (!kNarrow<K>) launch_for_dim<K, 1>(p, partials, native(stream));
+  };
+  if (p.quantization.packed)
+    launch_split(FourBits{});
+  else
+    visit_cache(p.dtype, launch_split);
   const int splits = num_splits(p, rows_per_block(p));
   const auto rows = static_cast<unsigned>(p.heads_q / p.heads_kv * p.seq_q);
   visit_floating(p.dtype_q, [&](auto zero) {

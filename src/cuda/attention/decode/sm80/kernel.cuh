@@ -65,7 +65,7 @@ template <class T>
 struct WideKeys {
   using Element = T;
   using Operand = T;
-  static constexpr int kBytes = 2;
+  static constexpr int kBits = 16;
 
   /// Queries go into shared memory as they are.
   template <class Query, int kQkDim, int kRows>
@@ -73,9 +73,9 @@ struct WideKeys {
                                       std::uint32_t tiles, int rows, float*) {
     sm80::load_queries<Query, kQkDim, kRows>(p, plan, segment, tiles, rows);
   }
-  /// f(slice, operand A of S^T) for each 16 dims.
+  /// f(slice, operand A of S^T) for each 16 dims. (Scales: where those of a granule lie; here there are none.)
   template <int kQkDim, class F>
-  __device__ static void each_key_slice(std::uint32_t lane_keys, F f) {
+  __device__ static void each_key_slice(std::uint32_t lane_keys, std::uint32_t, F f) {
 #pragma unroll
     for (int d = 0; d < kQkDim / 16; ++d) {
       std::uint32_t a[4];
@@ -85,7 +85,7 @@ struct WideKeys {
   }
   /// f(slice, operand A of O^T).
   template <int kVDim, class F>
-  __device__ static void each_value_slice(std::uint32_t lane_values, F f) {
+  __device__ static void each_value_slice(std::uint32_t lane_values, std::uint32_t, F f) {
 #pragma unroll
     for (int c = 0; c < kVDim / 16; ++c) {
       std::uint32_t a[4];
@@ -96,14 +96,16 @@ struct WideKeys {
   /// The output's column that the lane holds in rows `half` of slice c.
   __device__ static int column(int c, int half, int lane) { return 16 * c + 8 * half + lane / 4; }
   template <int kVDim>
-  __device__ static float value_at(std::uint32_t values, int key, int column) {
+  __device__ static float value_at(std::uint32_t values, std::uint32_t, int key, int column) {
     return bits_to_float<T>(*static_cast<const unsigned short*>(
         __cvta_shared_to_generic(values + SharedTile<kVDim>::element(key, column))));
   }
-  __device__ static bool any_not_finite(std::uint32_t values, int bytes, int lane) {
+  template <int kVDim>
+  __device__ static bool any_not_finite(std::uint32_t values, std::uint32_t, int bytes, int lane) {
     return cuda::any_not_finite<T>(values, bytes, lane, kWarp);
   }
-  __device__ static void clean(std::uint32_t values, int bytes, int lane) {
+  template <int kVDim>
+  __device__ static void clean(std::uint32_t values, std::uint32_t, int bytes, int lane) {
     cuda::clean<T>(values, bytes, lane, kWarp);
   }
 };
@@ -118,15 +120,16 @@ __device__ inline void prefetch_table(const AttentionParams& p) {
 /// T: of queries and outputs. Keys: how keys and values become operands of the matrix instruction (WideKeys here,
 /// NarrowKeys in kernel_quantized.cuh).
 template <class T, class Keys, int kQkDim, int kVDim, int kTiles>
-__global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kBytes>::kMaxWarps* kWarp, 1)
+__global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kBits>::kMaxWarps* kWarp, 1)
     attention_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ DecodePlan plan,
                             float* partials, int* counters) {
-  using Shape = DecodeShape<kQkDim, kVDim, kTiles, Keys::kBytes>;
+  using Shape = DecodeShape<kQkDim, kVDim, kTiles, Keys::kBits>;
   using Tile = SharedTile<kQkDim>;  // of queries
   using KTile = KeyTile<typename Keys::Element, kQkDim>;
   using VTile = KeyTile<typename Keys::Element, kVDim>;
   using Operand = typename Keys::Operand;
-  constexpr bool kScaled = Keys::kBytes == 1;
+  constexpr bool kFactors = Keys::kBits < 16;  // queries have factors
+  constexpr bool kScaled = Keys::kBits == 8;   // scales of tokens or heads join scores and probabilities
   constexpr int kStages = Shape::kStages, kRows = Shape::kRows;
   constexpr int kQkSlices = kQkDim / 16, kVSlices = kVDim / 16;
   constexpr bool kQueriesInRegisters =
@@ -227,9 +230,9 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
     }
     // What a row's scores are multiplied by, and the head's values; scales of tokens come later.
     [[maybe_unused]] float score_factor[kTiles][2], value_factor = 1.0f;
-    if constexpr (kScaled) {
+    if constexpr (kFactors) {
       const std::int64_t g = segment.head_group * plan.heads + head;
-      const bool per_head = !p.quantization.per_token;
+      const bool per_head = kScaled && !p.quantization.per_token;
       const float of_head = (per_head ? *p.quantization.k.at(0, g, 0) : 1.0f) * (plan.modified ? 1.0f : scale_log2);
       if (per_head) value_factor = *p.quantization.v.at(0, g, 0);
 #pragma unroll
@@ -246,6 +249,8 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
       __syncwarp();  // the granule is there for all lanes, and all have read the slot that is filled next
       producer.start(p, plan);
       const std::uint32_t keys = ring + slot * Shape::kSlotBytes, values = keys + Shape::kKBytes;
+      const std::uint32_t scales_of_keys = keys + Shape::kScalesAt;
+      const std::uint32_t scales_of_values = scales_of_keys + Shape::kKScaleBytes;
       slot = slot + 1 == kStages ? 0 : slot + 1;
       const int first_j = granule * kGranule;
 
@@ -255,8 +260,7 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
       [[maybe_unused]] float key_scale[2] = {1.0f, 1.0f}, value_scale[2] = {1.0f, 1.0f}, exponent[2] = {0.0f, 0.0f};
       [[maybe_unused]] const auto read_scales = [&] {
         if (!p.quantization.per_token) return;
-        const float* const scales =
-            static_cast<const float*>(__cvta_shared_to_generic(keys + Shape::kKBytes + Shape::kVBytes)) + lane / 4;
+        const float* const scales = static_cast<const float*>(__cvta_shared_to_generic(scales_of_keys)) + lane / 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           key_scale[half] = scales[8 * half];
@@ -270,7 +274,7 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
       constexpr int kSums = kTiles == 1 ? 2 : 1;
       float score[kSums][kTiles][4] = {};
       [[maybe_unused]] std::uint32_t two_slices[4];
-      Keys::template each_key_slice<kQkDim>(keys + lane_k, [&](int d, const std::uint32_t(&a)[4]) {
+      Keys::template each_key_slice<kQkDim>(keys + lane_k, scales_of_keys, [&](int d, const std::uint32_t(&a)[4]) {
         if constexpr (kQueriesInRegisters) {
 #pragma unroll
           for (int t = 0; t < kTiles; ++t)
@@ -297,6 +301,8 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
           if constexpr (kSums == 2) x[t][e] += score[1][t][e];
           if constexpr (kScaled)
             x[t][e] *= score_factor[t][e % 2] * key_scale[e / 2];
+          else if constexpr (kFactors)
+            x[t][e] *= score_factor[t][e % 2];
           else if (!plan.modified)
             x[t][e] *= scale_log2;
         }
@@ -373,7 +379,8 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
         probability[t][1] = ptx::movmatrix_trans(pack<Operand>(x[t][2], x[t][3]));
       }
 
-      if (masked && range.q_len > 1 && __any_sync(kFullMask, Keys::any_not_finite(values, Shape::kVBytes, lane))) {
+      if (masked && range.q_len > 1 &&
+          __any_sync(kFullMask, Keys::template any_not_finite<kVDim>(values, scales_of_values, Shape::kVBytes, lane))) {
         // Rare: give each row the non-finite values that it sees, then take them out of the tile.
 #pragma unroll 1
         for (int n = 0; n < kGranule; ++n) {
@@ -389,7 +396,8 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
           for (int c = 0; c < kVSlices; ++c)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const float value = Keys::template value_at<kVDim>(values, n, Keys::column(c, half, lane));
+              const float value =
+                  Keys::template value_at<kVDim>(values, scales_of_values, n, Keys::column(c, half, lane));
               if (isfinite(value)) continue;
 #pragma unroll
               for (int t = 0; t < kTiles; ++t)
@@ -399,12 +407,12 @@ __global__ void __launch_bounds__(DecodeShape<kQkDim, kVDim, kTiles, Keys::kByte
             }
         }
         __syncwarp();
-        Keys::clean(values, Shape::kVBytes, lane);
+        Keys::template clean<kVDim>(values, scales_of_values, Shape::kVBytes, lane);
         __syncwarp();
       }
 
       // O^T += V^T P^T
-      Keys::template each_value_slice<kVDim>(values + lane_v, [&](int c, const std::uint32_t(&a)[4]) {
+      Keys::template each_value_slice<kVDim>(values + lane_v, scales_of_values, [&](int c, const std::uint32_t(&a)[4]) {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) ptx::mma_m16n8k16<Operand>(out[c][t], a, probability[t][0], probability[t][1]);
       });

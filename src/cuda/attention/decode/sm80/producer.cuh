@@ -5,20 +5,27 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/attention/decode/sm80/schedule.cuh"
+#include "cuda/tile/packed.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace flashkernel::cuda::sm80 {
 
+/// Of an element; an Int4x2 is two.
+template <class E>
+inline constexpr int kBitsOf = 8 * static_cast<int>(sizeof(E));
+template <>
+inline constexpr int kBitsOf<Int4x2> = 4;
+
 /// A tile of keys or values: rows of kDim elements, laid out as 16-bit ones of as many bytes.
 template <class E, int kDim>
-using KeyTile = SharedTile<kDim* static_cast<int>(sizeof(E)) / 2>;
+using KeyTile = SharedTile<kDim * kBitsOf<E> / 16>;
 
-/// How a warp copies a granule: kAcross lanes a row, 16 bytes each.
+/// How a warp copies a granule: kAcross lanes a row, 16 bytes each. Distances and dims count E's.
 template <class E, int kDim>
 struct GranuleCopy {
   using Tile = KeyTile<E, kDim>;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(E));  // elements
-  static constexpr int kAcross = Tile::kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kAcross = Tile::kChunks % 8 == 0 ? 8 : Tile::kChunks % 4 == 0 ? 4 : 2;
   static constexpr int kRows = kWarp / kAcross;  // of a pass
   static constexpr int kPasses = kGranule / kRows, kGroups = Tile::kChunks / kAcross;
 
@@ -81,7 +88,7 @@ struct Batch {
 template <class T, int kQkDim, int kVDim, int kStages>
 class Producer {
  public:
-  using Shape = DecodeShape<kQkDim, kVDim, 1, sizeof(T)>;  // slots are the same for any number of tiles
+  using Shape = DecodeShape<kQkDim, kVDim, 1, kBitsOf<T>>;  // slots are the same for any number of tiles
 
   __device__ Producer(const AttentionParams& p, const DecodePlan& plan, const SegmentWalk& walk, std::uint32_t ring)
       : walk_(walk), ring_(ring) {
@@ -102,9 +109,11 @@ class Producer {
       const std::int64_t k_at = __shfl_sync(kFullMask, k_at_, used_), v_at = __shfl_sync(kFullMask, v_at_, used_);
       const int rows = __shfl_sync(kFullMask, rows_, used_), first = rows & 0xff, count = rows >> 8;
       const std::uint32_t slot = ring_ + slot_ * Shape::kSlotBytes;
-      if constexpr (sizeof(T) == 1) {
-        if (p.quantization.per_token) start_scales(p, slot + Shape::kKBytes + Shape::kVBytes, count > 0);
+      if constexpr (kBitsOf<T> == 8) {
+        if (p.quantization.per_token) start_scales(p, slot + Shape::kScalesAt, count > 0);
       }
+      if constexpr (kBitsOf<T> == 4) start_scales_of_groups(p, slot + Shape::kScalesAt, first, count);
+      constexpr int kElements = kBitsOf<T> == 4 ? 2 : 1;  // of a T
       if (has_small_pages<T>(p)) {
         const int first_lane = used_ * kGranule;
         const std::uint32_t shown = __ballot_sync(kFullMask, rows_ != 0) >> first_lane;
@@ -114,9 +123,9 @@ class Producer {
                                           static_cast<int>(p.head_dim_v), shown);
       } else {
         GranuleCopy<T, kQkDim>::start(slot, static_cast<const T*>(p.k) + k_at, p.stride_k_token,
-                                      static_cast<int>(p.head_dim), first, count);
+                                      static_cast<int>(p.head_dim) / kElements, first, count);
         GranuleCopy<T, kVDim>::start(slot + Shape::kKBytes, static_cast<const T*>(p.v) + v_at, p.stride_v_token,
-                                     static_cast<int>(p.head_dim_v), first, count);
+                                     static_cast<int>(p.head_dim_v) / kElements, first, count);
       }
       ++used_;
       slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
@@ -133,6 +142,32 @@ class Producer {
     const std::int64_t k_at = __shfl_sync(kFullMask, scale_k_, used_), v_at = __shfl_sync(kFullMask, scale_v_, used_);
     const float* const from = lane() < 4 ? p.quantization.k.data + k_at : p.quantization.v.data + v_at;
     if (lane() < 8) ptx::cp_async_16(to + lane() * 16, from + lane() % 4 * 4, there ? 16u : 0u);
+  }
+
+  /// Copies the scales of the keys of a granule that are there; a lane has a key of K or of V. Those of the others
+  /// become zero, as their elements do, whatever lies behind a sequence's last key.
+  __device__ void start_scales_of_groups(const AttentionParams& p, std::uint32_t to, int first, int count) const {
+    static_assert(kWarp == 2 * kGranule);
+    const std::int64_t k_at = __shfl_sync(kFullMask, scale_k_, used_), v_at = __shfl_sync(kFullMask, scale_v_, used_);
+    const int key = lane() % kGranule;
+    const bool there = static_cast<unsigned>(key - first) < static_cast<unsigned>(count);
+    const auto copy = [&](std::uint32_t tile, const float* from, auto groups) {
+      constexpr int kGroups = decltype(groups)::value, kWords = kGroups < 4 ? kGroups : 4;
+      tile += key * kGroups * 4;
+#pragma unroll
+      for (int at = 0; at < kGroups; at += kWords) {
+        if constexpr (kWords == 4)
+          ptx::cp_async_16(tile + at * 4, from + at, there ? 16u : 0u);
+        else
+          ptx::cp_async_8(tile + at * 4, from + at, there ? 8u : 0u);
+      }
+    };
+    if (lane() < kGranule)
+      copy(to, p.quantization.k.data + k_at + (there ? key * p.quantization.k.stride_slot : 0),
+           DecodeTiles<kQkDim / 32>{});
+    else
+      copy(to + Shape::kKScaleBytes, p.quantization.v.data + v_at + (there ? key * p.quantization.v.stride_slot : 0),
+           DecodeTiles<kVDim / 32>{});
   }
 
   /// The first key of the lane's granule of a batch, or with small pages the lane's key.
@@ -155,7 +190,7 @@ class Producer {
       if (!there) count = 0;
       k_at_ += page * p.stride_k_batch + slot * p.stride_k_token;
       v_at_ += page * p.stride_v_batch + slot * p.stride_v_token;
-      if constexpr (sizeof(T) == 1) {
+      if constexpr (kBitsOf<T> < 16) {
         if (p.quantization.per_token) {
           scale_k_ = p.quantization.k.at(page, next_.head, slot) - p.quantization.k.data;
           scale_v_ = p.quantization.v.at(page, next_.head, slot) - p.quantization.v.data;

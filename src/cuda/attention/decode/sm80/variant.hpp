@@ -16,11 +16,11 @@ namespace flashkernel::cuda::sm80 {
 
 inline constexpr int kGranule = 16;  // keys that a warp takes at a time; they lie in one page, or pages are smaller
 /// The most warps of a block. Four warps, one for each scheduler, suffice for granules of 16-bit keys and one tile of
-/// query rows. A granule of 8-bit keys has half the bytes and more instructions a byte, and one with more query rows
-/// has two or four times the products; then a scheduler needs more than one warp to cover the latencies. With four
+/// query rows. A granule of 8-bit or 4-bit keys has fewer bytes and more instructions a byte, and one with more query
+/// rows has two or four times the products; then a scheduler needs more than one warp to cover the latencies. With four
 /// tiles at d128 a block has six warps, not eight, since the result of each takes 17 KB.
-inline constexpr int decode_max_warps(int dim, int tiles, int element_bytes) {
-  if (element_bytes == 1) return 8;
+inline constexpr int decode_max_warps(int dim, int tiles, int bits) {
+  if (bits < 16) return 8;
   return dim != 128 || tiles == 1 ? 4 : tiles == 2 ? 8 : 6;
 }
 inline constexpr int kTileRows = 8;  // query rows of one matrix instruction
@@ -30,17 +30,19 @@ inline constexpr int decode_most_tiles(int dim) { return dim <= 128 ? 4 : dim <=
 
 /// kTiles: tiles of 8 query rows that a warp serves. A warp has kStages granules of K and V in shared memory, all but
 /// one of them on their way. On 9.0 that is 48 to 128 KB for each multiprocessor, where a rate of 4.5 TB/s with a
-/// latency of 1 us needs 34 KB. kBytes: of an element of K and V; 8-bit elements bring their scales along.
-template <int kQkDim_, int kVDim_, int kTiles, int kBytes = 2>
+/// latency of 1 us needs 34 KB. kBits: of an element of K and V; those of 8 and 4 bits bring their scales along.
+template <int kQkDim_, int kVDim_, int kTiles, int kBits = 16>
 struct DecodeShape {
   static constexpr int kQkDim = kQkDim_, kVDim = kVDim_, kWidest = std::max(kQkDim, kVDim);
-  static constexpr int kMaxWarps = decode_max_warps(kWidest, kTiles, kBytes);
-  static constexpr int kStagesOf128 = kTiles == 1 ? 5 : kBytes == 2 ? 2 : kTiles == 2 ? 5 : 4;
+  static constexpr int kMaxWarps = decode_max_warps(kWidest, kTiles, kBits);
+  static constexpr int kStagesOf128 = kTiles == 1 ? 5 : kBits == 16 ? 2 : kTiles == 2 ? 5 : 4;
   static constexpr int kStages = kWidest <= 64 ? 8 : kWidest <= 128 ? kStagesOf128 : kWidest <= 192 ? 3 : 2;
-  static constexpr int kKBytes = kGranule * kQkDim * kBytes, kVBytes = kGranule * kVDim * kBytes;
-  static constexpr int kScaleBytes = kBytes == 1 ? kGranule * 4 : 0;      // of K, or of V
-  static constexpr int kSlotBytes = kKBytes + kVBytes + 2 * kScaleBytes;  // K, V, scales of K, of V
-  static constexpr int kRingBytes = kStages * kSlotBytes;                 // of a warp
+  static constexpr int kKBytes = kGranule * kQkDim * kBits / 8, kVBytes = kGranule * kVDim * kBits / 8;
+  static constexpr int scale_bytes(int dim) { return kBits == 16 ? 0 : kGranule * 4 * (kBits == 8 ? 1 : dim / 32); }
+  static constexpr int kKScaleBytes = scale_bytes(kQkDim), kVScaleBytes = scale_bytes(kVDim);
+  static constexpr int kScalesAt = kKBytes + kVBytes;  // in a slot: K, V, scales of K, of V
+  static constexpr int kSlotBytes = kScalesAt + kKScaleBytes + kVScaleBytes;
+  static constexpr int kRingBytes = kStages * kSlotBytes;  // of a warp
   static constexpr int kRows = kTiles * kTileRows;
   static constexpr int kQueryBytes = kRows * kQkDim * 2;  // of a head
   // The result of a warp: numerators, maximum and sum. Rows of numerators are kVDim + 4 floats apart, so that the
@@ -49,7 +51,7 @@ struct DecodeShape {
   static constexpr int kResultBytes = kRows * kResultPitch * 4 + kRows * 8;
 
   static constexpr int shared_bytes(int warps, int heads) {
-    const int factors = kBytes == 1 ? kMaxWarps * kRows * 4 : 0;                       // of query rows
+    const int factors = kBits < 16 ? kMaxWarps * kRows * 4 : 0;                        // of query rows
     return warps * (kRingBytes + kResultBytes) + heads * kQueryBytes + factors + 512;  // and a few variables
   }
 };
@@ -117,19 +119,19 @@ inline bool is_for_apart(const AttentionParams& p, int blocks) {
 /// Persistent blocks: one a multiprocessor. Over 16-bit keys each head group gets the same number, where that leaves
 /// few multiprocessors idle. The blocks of all heads then go through the same sequences side by side and cut them at
 /// the same places; if all lengths are equal, they may cut none.
-inline int decode_blocks(const AttentionParams& p, int element_bytes, int num_sms) {
+inline int decode_blocks(const AttentionParams& p, int bits, int num_sms) {
   const int alike = num_sms - num_sms % std::max(1, static_cast<int>(p.heads_kv));
-  return element_bytes == 2 && 16 * alike >= 15 * num_sms ? alike : num_sms;
+  return bits == 16 && 16 * alike >= 15 * num_sms ? alike : num_sms;
 }
 
-template <int kQkDim, int kVDim, int kBytes>
+template <int kQkDim, int kVDim, int kBits>
 DecodePlan plan_decode(const AttentionParams& p, DecodeMerge merge, const DeviceFacts& device) {
   DecodePlan plan;
-  plan.blocks = decode_blocks(p, kBytes, device.num_sms);
+  plan.blocks = decode_blocks(p, kBits, device.num_sms);
   plan.head_groups = static_cast<int>(p.heads_kv) / plan.heads;
   plan.rows = static_cast<int>(decode_rows(p));
   with_decode_tiles<kQkDim, kVDim>(p, [&](auto tiles) {
-    using Shape = DecodeShape<kQkDim, kVDim, decltype(tiles)::value, kBytes>;
+    using Shape = DecodeShape<kQkDim, kVDim, decltype(tiles)::value, kBits>;
     plan.key_lanes = Shape::kMaxWarps / plan.heads;
     while (plan.key_lanes > 1 &&
            Shape::shared_bytes(plan.key_lanes * plan.heads, plan.heads) > device.max_shared_bytes_per_block)
@@ -153,16 +155,16 @@ DecodePlan plan_decode(const AttentionParams& p, DecodeMerge merge, const Device
 }
 
 /// A row's plan: a DecodePlan, and room for the parts.
-template <int kQkDim, int kVDim, DecodeMerge kMerge, int kBytes = 2>
+template <int kQkDim, int kVDim, DecodeMerge kMerge, int kBits = 16>
 Plan plan_attention_decode(const AttentionParams& p, const DeviceFacts& device) {
-  const DecodePlan plan = plan_decode<kQkDim, kVDim, kBytes>(p, kMerge, device);
+  const DecodePlan plan = plan_decode<kQkDim, kVDim, kBits>(p, kMerge, device);
   return Plan::of(plan, sizeof(float) * static_cast<std::size_t>(plan.partial_floats(kVDim)));
 }
 
-template <DecodeMerge kMerge, int kBytes = 2>
+template <DecodeMerge kMerge, int kBits = 16>
 float attention_decode_cost_us(const AttentionParams& p, const DeviceFacts& device) {
   const double us = attention_us(p, rates::kDecodeSm80);
-  const bool apart = is_for_apart(p, decode_blocks(p, kBytes, device.num_sms));
+  const bool apart = is_for_apart(p, decode_blocks(p, kBits, device.num_sms));
   return static_cast<float>(apart == (kMerge == DecodeMerge::kApart) ? us : kOutsideItsRange * us);
 }
 
@@ -201,7 +203,7 @@ Verdict attention_decode_supports(const AttentionParams& p) {
 /// kDtype: of the queries.
 template <DType kDtype, int kQkDim, int kVDim, DecodeMerge kMerge>
 Verdict attention_decode_quantized_supports(const AttentionParams& p) {
-  if (!p.quantization) return "it takes 8-bit pages only";
+  if (!p.quantization || p.quantization.packed) return "it takes 8-bit pages only";
   if (p.dtype_q != kDtype) return "it is built for another dtype of queries";
   const auto granules_of_16_bytes = [](const KvScale& scale) {
     return reinterpret_cast<std::uintptr_t>(scale.data) % 16 == 0 && scale.stride_page % 4 == 0 &&
@@ -212,6 +214,22 @@ Verdict attention_decode_quantized_supports(const AttentionParams& p) {
   return decode_supports<kQkDim, kVDim, kMerge>(p, 16);
 }
 
+/// Pages of int4. kDtype: of the queries.
+template <DType kDtype, int kQkDim, int kVDim, DecodeMerge kMerge>
+Verdict attention_decode_int4_supports(const AttentionParams& p) {
+  if (p.dtype != DType::kInt4x2) return "it takes int4 pages only";
+  if (p.dtype_q != kDtype) return "it is built for another dtype of queries";
+  if (p.head_dim != kQkDim || p.head_dim_v != kVDim) return "it takes its own head dim only";
+  const auto whole_copies = [](const KvScale& scale, int dim) {
+    const int words = std::min(4, dim / 32);  // of a copy
+    return reinterpret_cast<std::uintptr_t>(scale.data) % (4 * words) == 0 && scale.stride_page % words == 0 &&
+           scale.stride_head % words == 0 && scale.stride_slot % words == 0;
+  };
+  if (!whole_copies(p.quantization.k, kQkDim) || !whole_copies(p.quantization.v, kVDim))
+    return "scales of a token must start at multiples of 16 bytes, or of 8 where head_dim is 64";
+  return decode_supports<kQkDim, kVDim, kMerge>(p, 16);
+}
+
 /// Launches the kernels of a DecodePlan.
 template <DType kDtype, int kQkDim, int kVDim>
 void attention_decode(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
@@ -219,5 +237,7 @@ void attention_decode(const AttentionParams& p, const Plan& plan, void* workspac
 /// Launches the kernels of a DecodePlan.
 template <DType kDtype, int kQkDim, int kVDim>
 void attention_decode_quantized(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
+template <DType kDtype, int kQkDim, int kVDim>
+void attention_decode_int4(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
 
 }  // namespace flashkernel::cuda::sm80

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) output_kernel(const AttentionParams 
 }  // namespace
 
 Verdict attention_fwd_naive_supports(const AttentionParams& p) {
-  if (p.quantization) return "it takes no 8-bit pages";
+  if (p.quantization) return "it takes no pages of 8 or 4 bits";
   if (p.batch * p.heads_q > 65535) return "batch * heads_q is over 65535";
   if (p.seq_q > 65535) return "seq_q is over 65535: its table of scores would not fit";
   return Verdict::ok();

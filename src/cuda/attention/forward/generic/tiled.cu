@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
       __syncthreads();  // what was there is read
       load_rows<QkRows, Tile::kBlockN>(
           tile_kv, p.k, p.dtype, p.head_dim - column, vectors, last_key - tile,
-          [&](int row) { return p.k_offset(b, g, key(row)) + column; },
-          [&](int row) { return p.k_scale(b, g, key(row)); });
+          [&](int row) { return p.k_offset(b, g, key(row)) + column; }, CacheRows{p, b, g, column, false, key});
       __syncthreads();
       row_products<QkRows>(score, tile_q + s * kSliceOfQ, tile_kv);
     }
@@ -104,8 +103,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_kernel(const Attention
       __syncthreads();  // K, or the last slice, is read; P is written
       load_rows<VRows, Tile::kBlockN>(
           tile_kv, p.v, p.dtype, p.head_dim_v - column, vectors, last_key - tile,
-          [&](int row) { return p.v_offset(b, g, key(row)) + column; },
-          [&](int row) { return p.v_scale(b, g, key(row)); });
+          [&](int row) { return p.v_offset(b, g, key(row)) + column; }, CacheRows{p, b, g, column, true, key});
       __syncthreads();
       accumulate_rows<VRows, Tile::kBlockN>(out[s], tile_kv, probability,
                                             [&](int r, int n) { return probability(r, n) < 0.0f; });

@@ -70,7 +70,7 @@ inline MlaPlan plan_mla_decode(const AttentionParams& call, const DeviceFacts& d
   const AttentionParams p = mla_grouped(call);
   MlaPlan plan;
   DecodePlan& d = plan.decode;
-  d.blocks = decode_blocks(p, 2, device.num_sms);
+  d.blocks = decode_blocks(p, 16, device.num_sms);
   d.warps = kMlaWarps;
   d.heads = 1;
   d.key_lanes = kMlaKeys / kGranule;  // a share is a tile at least

@@ -1,17 +1,15 @@
-// Attention of many queries over pages of 8-bit elements: keys and values are widened to the dtype of the queries, some
-// sequences at a time, and a kernel for pages of that dtype runs over them. Here: how many at a time, where they lie in
-// the workspace, and what that kernel is called with. Host code; tests_cpp/widened_plan_test.cpp.
+// Attention over pages of 8-bit or 4-bit elements by kernels for others: keys and values are widened to the dtype of
+// the queries, some sequences at a time, and a kernel for pages of that dtype runs over them. Here: how many at a time,
+// where they lie in the workspace, and what that kernel is called with. For cuda/attention/widened (many queries) and
+// cpu/widened.cpp; tests_cpp/widened_plan_test.cpp.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 
-#include "cuda/attention/limits.hpp"
-#include "cuda/costs.hpp"
 #include "ops/attention_params.hpp"
-#include "ops/kernel_entry.hpp"
 
-namespace flashkernel::cuda {
+namespace flashkernel {
 
 /// Tokens of a page of the workspace: a multiple of what every kernel's tiles and copy engine ask for.
 inline constexpr std::int64_t kWidenedPage = 256;
@@ -19,8 +17,6 @@ inline constexpr std::int64_t kWidenedPage = 256;
 inline constexpr std::size_t kWidenedBytes = std::size_t{256} << 20;
 /// A sequence that needs more is left to the kernels that read 8-bit elements themselves.
 inline constexpr std::size_t kMostWidenedBytes = std::size_t{8} << 30;
-/// Elements that are widened in a microsecond: three bytes each, read and written.
-inline constexpr double kWidenRate = 1200000;
 
 struct WidenedPlan {
   std::int64_t sequences = 0;       // at a time
@@ -115,4 +111,4 @@ inline AttentionParams over_widened(const AttentionParams& call, const WidenedPl
   return p;
 }
 
-}  // namespace flashkernel::cuda
+}  // namespace flashkernel
