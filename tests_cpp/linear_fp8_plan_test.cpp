@@ -28,18 +28,21 @@ TEST(LinearFp8Plan, FewRowsHaveTheNarrowestTileThatHoldsThem) {
 }
 
 TEST(LinearFp8Plan, BlocksShareKWhereOutputsAreFew) {
-  EXPECT_EQ(plan_few_rows({1, 7168, 576}, kSms).parts, 8);
-  EXPECT_GT(plan_few_rows({1, 4096, 4096}, kSms).parts, 1);
+  EXPECT_EQ(plan_few_rows({1, 7168, 576}, kSms).parts, 4);
+  EXPECT_EQ(plan_few_rows({1, 7168, 2112}, kSms).parts, 4);
+  EXPECT_EQ(plan_few_rows({1, 4096, 4096}, kSms).parts, 2);
+  EXPECT_EQ(plan_few_rows({1, 2048, 7168}, kSms).parts, 1);
   EXPECT_EQ(plan_few_rows({1, 4096, 129280}, kSms).parts, 1);
 }
 
-TEST(LinearFp8Plan, TheModelLeavesFewRowsToTheirKernel) {
+TEST(LinearFp8Plan, TheModelLeavesFewRowsAndManyToTheirKernels) {
   const auto few_is_best = [](std::int64_t rows, std::int64_t in, std::int64_t out) {
     const Extent e{rows, in, out};
     return plan_few_rows(e, kSms).us < plan_tiles(e, kSms).us;
   };
   for (const auto& [in, out] : {std::pair{4096, 4096}, {7168, 2112}, {2048, 7168}, {7168, 4096}}) {
     for (const std::int64_t rows : {1, 16, 64, 128}) EXPECT_TRUE(few_is_best(rows, in, out)) << rows << ' ' << in;
+    EXPECT_FALSE(few_is_best(1024, in, out)) << in;
   }
 }
 

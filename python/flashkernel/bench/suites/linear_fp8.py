@@ -67,7 +67,8 @@ def linear_fp8_work(s: Settings, rows: int, features: int, outputs: int, scales:
     providers.append(Provider("flashkernel bf16", each(fk.linear, [(a, b) for a, b, _ in wide_sets]), BESIDE))
     if narrow.is_cuda:
         peer = _scaled_mm if scales == "rows" else _scaled_mm_of_blocks
-        laid = sets if scales == "rows" else [(a, b, c.t().contiguous().t(), d) for a, b, c, d in sets]
+        columns = x_scale.new_empty(x_scale.shape[::-1]).copy_(x_scale.t()).t()  # strides of 1 row even of one row
+        laid = sets if scales == "rows" else [(a, b, columns, d) for a, b, _, d in sets]
         providers.append(Provider("torch scaled_mm", each(peer, laid), PEER))
     providers += baselines.stock(s, baselines.linear, wide_sets)
     return Work(

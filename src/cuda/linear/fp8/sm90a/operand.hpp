@@ -21,10 +21,9 @@ inline TensorMapSpec fp8_rows(const std::uint8_t* data, std::int64_t rows, std::
 }
 
 /// The same in the order for B's rows that gives each thread of wgmma neighbours: row 32 g + 8 c + j of a box of
-/// `groups` x 32 rows is row first + 32 g + 4 j + c of the operand (linear/tiles/sm90a/operand_map.hpp); a copy brings
-/// `at_once` groups.
+/// `groups` x 32 rows is row first + 32 g + 4 j + c of the operand (linear/tiles/sm90a/operand_map.hpp).
 inline TensorMapSpec fp8_interleaved_rows(const std::uint8_t* data, std::int64_t rows, std::int64_t k,
-                                          std::int64_t stride, int groups, int at_once) {
+                                          std::int64_t stride, int groups) {
   TensorMapSpec spec;
   spec.data = data;
   spec.dtype = DType::kFloat8E4M3;
@@ -32,7 +31,7 @@ inline TensorMapSpec fp8_interleaved_rows(const std::uint8_t* data, std::int64_t
   spec.dims[0] = {k, 1, fp8_plan::kTileK};
   spec.dims[1] = {8, 4 * stride, 8};
   spec.dims[2] = {4, stride, 4};
-  spec.dims[3] = {groups, 32 * stride, static_cast<std::uint32_t>(at_once)};
+  spec.dims[3] = {groups, 32 * stride, static_cast<std::uint32_t>(groups)};
   spec.dims[4] = {(rows - groups * 32) / 8 + 1, 8 * stride, 1};
   return spec;
 }

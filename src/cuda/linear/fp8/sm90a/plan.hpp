@@ -14,10 +14,9 @@ inline constexpr int kFewRows[] = {8, 16, 32, 64, 128};
 inline constexpr int kMostParts = 8;  // of k: the blocks of a cluster
 inline constexpr double kNever = 1e30;
 
-// A model of an H200, in microseconds. What a multiprocessor multiplies and brings from the L2 cache in one, what the
-// device brings from memory.
-inline constexpr double kProductsPerUs = 4.9e6, kL2BytesPerUs = 80e3, kMemoryBytesPerUs = 4.2e6;
-inline constexpr double kLaunchUs = 3, kTileEndUs = 1.5, kMeetUs = 1.5;
+// A model of an H200, in microseconds, by what was measured there (lab/notebooks/linear_fp8.md): products of a
+// multiprocessor in one, bytes that the device brings from memory in one, a launch, and a tile's results.
+inline constexpr double kProductsPerUs = 3.8e6, kMemoryBytesPerUs = 4.5e6, kLaunchUs = 3, kTileEndUs = 1.5;
 
 struct Extent {
   std::int64_t rows, in_features, out_features;
@@ -37,18 +36,15 @@ inline double memory_us(const Extent& e) {
   return bytes / kMemoryBytesPerUs;
 }
 
-/// Of the time that a block takes for one k-tile of `m` x `n` results.
-inline double k_tile_us(int m, int n) {
-  return std::max(static_cast<double>(m) * n * kTileK / kProductsPerUs,
-                  static_cast<double>(m + n) * kTileK / kL2BytesPerUs);
-}
+/// A block's time for a k-tile of a large tile.
+inline double k_tile_us(int width) { return static_cast<double>(kTileM) * width * kTileK / kProductsPerUs; }
 
 inline Plan plan_tiles(const Extent& e, int num_sms) {
   Plan best;
   for (const int width : kWidths) {
     if (e.out_features < width) continue;
     const std::int64_t tiles = ceil_div(e.rows, kTileM) * ceil_div(e.out_features, width);
-    const double tile = static_cast<double>(ceil_div(e.in_features, kTileK)) * k_tile_us(kTileM, width) + kTileEndUs;
+    const double tile = static_cast<double>(ceil_div(e.in_features, kTileK)) * k_tile_us(width) + kTileEndUs;
     const double us = kLaunchUs + std::max(static_cast<double>(ceil_div(tiles, num_sms)) * tile, memory_us(e));
     if (us < best.us) best = {width, 1, us};
   }
@@ -59,6 +55,13 @@ inline Plan plan_tiles(const Extent& e, int num_sms) {
 constexpr int stage_bytes(int width) { return (kTileM + width) * kTileK; }
 /// Blocks that a multiprocessor runs at once.
 constexpr int blocks_at_once(int width) { return width <= 64 ? 2 : 1; }
+/// A block's time for a k-tile of few rows: how soon bytes come, and with many rows the products.
+inline double few_rows_k_tile_us(int width) {
+  return width <= 16 ? 0.19 : width == 32 ? 0.27 : width == 64 ? 0.42 : 0.75;
+}
+/// What it takes to launch clusters of `parts` blocks, and for their sums to meet.
+inline double meeting_us(int parts) { return parts == 1 ? 0.0 : parts == 2 ? 1.5 : parts == 4 ? 3.0 : 8.0; }
+
 /// k-tiles of a part whose scales of x a block has room for.
 inline constexpr std::int64_t kMostKTiles = 64;
 inline constexpr std::int64_t kMostRowsOfFew = 1024;
@@ -74,8 +77,8 @@ inline Plan plan_few_rows(const Extent& e, int num_sms) {
       if (each > kMostKTiles || (parts > 1 && k_tiles < parts)) continue;
       const int at_once = blocks_at_once(width);
       const double rounds = static_cast<double>(ceil_div(tiles * parts, num_sms * at_once));
-      const double us = kLaunchUs + (parts > 1 ? kMeetUs : 0.5) +
-                        std::max(rounds * static_cast<double>(each) * at_once * k_tile_us(kTileM, width), memory_us(e));
+      const double us = kLaunchUs + meeting_us(parts) +
+                        std::max(rounds * static_cast<double>(each) * few_rows_k_tile_us(width), memory_us(e));
       if (us < best.us) best = {width, parts, us};
     }
     if (best.width) break;

@@ -25,15 +25,12 @@ namespace {
 constexpr int kMostGroupRows = 8;  // for TileIndex
 constexpr int kThirds = 64;        // columns with one scale, wherever a tile begins
 
-/// kCluster: blocks, of which each has a tile of its own rows and the same columns; each brings a part of B for all.
-template <int kTileN_, int kCluster_>
+template <int kTileN_>
 struct TileShape {
   static constexpr int kTileM = fp8_plan::kTileM, kTileN = kTileN_, kTileK = fp8_plan::kTileK;
-  static constexpr int kCluster = kCluster_;
   static constexpr int kThreads = 384, kConsumerRegisters = 240, kProducerRegisters = 24;
   static_assert(2 * kConsumerRegisters + kProducerRegisters <= registers_a_row(kThreads));
-  static constexpr int kGroups = kTileN / 32, kOwnGroups = kGroups / kCluster;
-  static_assert(kGroups % kCluster == 0);
+  static constexpr int kGroups = kTileN / 32;
   static constexpr int kBytesA = kTileM * kTileK, kBytesB = kTileN * kTileK, kStageBytes = kBytesA + kBytesB;
   static constexpr int kStages = (227 * 1024 - 256) / kStageBytes;
   static constexpr int kFull = kStages * kStageBytes, kEmpty = kFull + 8 * kStages;
@@ -48,12 +45,8 @@ struct TileArguments {
   bool scale_a_column;  // the weight's scales are one a row of it: they are applied in the end
 };
 
-/// The tile of this block; `index` counts those of clusters, and tiles_m their rows.
-template <class Shape>
 __device__ inline TileIndex tile_of(const TileArguments& a, int index) {
-  TileIndex tile(index, a.tiles_m, a.tiles_n, a.group_rows);
-  if constexpr (Shape::kCluster > 1) tile.m = tile.m * Shape::kCluster + static_cast<int>(ptx::cluster_rank());
-  return tile;
+  return TileIndex(index, a.tiles_m, a.tiles_n, a.group_rows);
 }
 
 /// One thread: all tiles of this block, one k-tile after the other.
@@ -63,20 +56,14 @@ __device__ inline void produce(const TileArguments& a, std::uint32_t base, int f
   std::uint32_t parity = 1;  // the first round finds empty slots
   ptx::wait_for_previous_kernel();
   for (int index = first; index < a.tiles; index += step) {
-    const TileIndex tile = tile_of<Shape>(a, index);
+    const TileIndex tile = tile_of(a, index);
     const int m = TileSpan(tile.m, Shape::kTileM, a.m).first, n = TileSpan(tile.n, Shape::kTileN, a.n).first;
     for (int kt = 0; kt < a.num_k; ++kt) {
       const std::uint32_t full = base + Shape::kFull + 8 * slot, to = base + slot * Shape::kStageBytes;
       ptx::mbarrier_wait(base + Shape::kEmpty + 8 * slot, parity);
       ptx::mbarrier_arrive_expect(full, a.rows_a * Shape::kTileK + Shape::kBytesB);
       ptx::tma_load(to, &a.a, full, ptx::kL2EvictLast, kt * Shape::kTileK, m);
-      if constexpr (Shape::kCluster == 1) {
-        ptx::tma_load(to + Shape::kBytesA, &a.b, full, ptx::kL2EvictLast, kt * Shape::kTileK, 0, 0, 0, n / 8);
-      } else {
-        const int group = static_cast<int>(ptx::cluster_rank()) * Shape::kOwnGroups;
-        ptx::tma_load_multicast(to + Shape::kBytesA + group * 32 * Shape::kTileK, &a.b, full,
-                                (1 << Shape::kCluster) - 1, ptx::kL2EvictLast, kt * Shape::kTileK, 0, 0, group, n / 8);
-      }
+      ptx::tma_load(to + Shape::kBytesA, &a.b, full, ptx::kL2EvictLast, kt * Shape::kTileK, 0, 0, 0, n / 8);
       if (++slot == Shape::kStages) slot = 0, parity ^= 1;
     }
   }
@@ -218,18 +205,13 @@ __device__ inline void consume(const TileArguments& a, std::uint32_t base, int g
   const auto add = [&](const Scales& scales, bool odd) {
     ptx::wgmma_wait<0>();
     ptx::hold(part);
-    if constexpr (Shape::kCluster == 1) {
-      if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(base + Shape::kEmpty + 8 * slot);
-    } else {  // whoever brings a part of it
-      if (threadIdx.x % 128 < Shape::kCluster)
-        ptx::mbarrier_arrive_cluster(ptx::map_shared(base + Shape::kEmpty + 8 * slot, threadIdx.x % 128));
-    }
+    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(base + Shape::kEmpty + 8 * slot);
     if (++slot == Shape::kStages) slot = 0, parity ^= 1;
     add_part<Shape>(total, part, scales, odd);
   };
   multiply(true);  // there are not more blocks than tiles
   for (int index = first; index < a.tiles; index += step) {
-    const TileIndex tile = tile_of<Shape>(a, index);
+    const TileIndex tile = tile_of(a, index);
     const TileSpan rows(tile.m, Shape::kTileM, a.m), columns(tile.n, Shape::kTileN, a.n);
     const bool odd = columns.first / kThirds % 2 != 0;
     const ScalesOfTile places(a, rows, columns, row);
@@ -259,18 +241,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) tiles_kernel(const __grid_
     ptx::tma_prefetch_map(&a.b);
     for (int s = 0; s < Shape::kStages; ++s) {
       ptx::mbarrier_init(base + Shape::kFull + 8 * s, 1);
-      ptx::mbarrier_init(base + Shape::kEmpty + 8 * s, 2 * Shape::kCluster);
+      ptx::mbarrier_init(base + Shape::kEmpty + 8 * s, 2);
     }
     ptx::fence_mbarrier_init();
   }
-  if constexpr (Shape::kCluster == 1) {
-    __syncthreads();
-  } else {  // barriers are there before another block's bytes come
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
-  const int first = static_cast<int>(blockIdx.x) / Shape::kCluster,
-            step = static_cast<int>(gridDim.x) / Shape::kCluster;
+  __syncthreads();
+  const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == 0) {
     ptx::decrease_registers<Shape::kProducerRegisters>();
@@ -278,39 +254,32 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) tiles_kernel(const __grid_
       produce<Shape>(a, base, first, step);
       ptx::allow_next_kernel();
     }
-    __syncwarp();
   } else {
     ptx::increase_registers<Shape::kConsumerRegisters>();
     ptx::wait_for_previous_kernel();
     consume<Shape>(a, base, group - 1, first, step);
   }
-  if constexpr (Shape::kCluster > 1) {  // no block ends while another one arrives at its barriers
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
 }
 
-template <int kTileN, int kCluster>
+template <int kTileN>
 void launch_tiles(const LinearFp8Params& p, cudaStream_t stream) {
-  using Shape = TileShape<kTileN, kCluster>;
+  using Shape = TileShape<kTileN>;
   TileArguments a{};
   a.p = p;
   a.m = static_cast<int>(p.rows);
   a.n = static_cast<int>(p.out_features);
   a.rows_a = static_cast<int>(std::min<std::int64_t>(p.rows, Shape::kTileM));
   a.a = make_tensor_map("linear_fp8", fp8_rows(p.x, p.rows, p.in_features, p.stride_x_row, a.rows_a));
-  a.b = make_tensor_map("linear_fp8", fp8_interleaved_rows(p.weight, p.out_features, p.in_features, p.stride_weight_row,
-                                                           Shape::kGroups, Shape::kOwnGroups));
+  a.b = make_tensor_map(
+      "linear_fp8", fp8_interleaved_rows(p.weight, p.out_features, p.in_features, p.stride_weight_row, Shape::kGroups));
   a.num_k = static_cast<int>(ceil_div(p.in_features, Shape::kTileK));
-  a.tiles_m = static_cast<int>(ceil_div(p.rows, Shape::kTileM * Shape::kCluster));
+  a.tiles_m = static_cast<int>(ceil_div(p.rows, Shape::kTileM));
   a.tiles_n = static_cast<int>(ceil_div(p.out_features, Shape::kTileN));
   a.tiles = a.tiles_m * a.tiles_n;
-  a.group_rows = static_cast<int>(ceil_div(a.tiles_m, ceil_div(a.tiles_m * Shape::kCluster, kMostGroupRows)));
+  a.group_rows = static_cast<int>(ceil_div(a.tiles_m, ceil_div(a.tiles_m, kMostGroupRows)));
   a.scale_a_column = p.out_per_scale == 1 && p.stride_weight_scale_out != 0;
   const int num_sms = cuda_device_properties(p.device.index).num_sms;
-  const int clusters = std::min(a.tiles, num_sms / Shape::kCluster);
-  LaunchShape shape{static_cast<unsigned>(clusters * Shape::kCluster), Shape::kThreads, Shape::kSharedBytes, stream};
-  shape.cluster = Shape::kCluster;
+  LaunchShape shape{static_cast<unsigned>(std::min(a.tiles, num_sms)), Shape::kThreads, Shape::kSharedBytes, stream};
   shape.early = true;
   launch("linear_fp8", tiles_kernel<Shape>, shape, a);
 }
@@ -344,8 +313,8 @@ Plan plan_linear_fp8_tiles(const LinearFp8Params& p, const DeviceFacts& facts) {
 
 void linear_fp8_tiles(const LinearFp8Params& p, const Plan& plan, void*, Stream stream) {
   const CudaDeviceGuard guard(p.device.index);
-  if (plan.as<fp8_plan::Plan>().width == 192) return launch_tiles<192, 1>(p, native(stream));
-  launch_tiles<128, 1>(p, native(stream));
+  if (plan.as<fp8_plan::Plan>().width == 192) return launch_tiles<192>(p, native(stream));
+  launch_tiles<128>(p, native(stream));
 }
 
 }  // namespace flashkernel::cuda::sm90a
