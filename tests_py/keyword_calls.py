@@ -224,12 +224,18 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
         "pack_mask": ("pack_mask", {"mask": x > 0, "out": torch.zeros(3, 1, dtype=torch.int32)}),
         "linear_fp8": (
             "linear_fp8",
-            {"x": f(3, 8).to(torch.float8_e4m3fn), "weight": f(5, 8).to(torch.float8_e4m3fn), "x_scale": f(3, 1)}
-            | {"weight_scale": f(5, 1), "bias": f(5).bfloat16(), "out": f(3, 5).bfloat16()},
+            {"x": f(3, 8), "weight": torch.full((5, 8), 0x38, dtype=torch.uint8), "x_scale": None}
+            | {"weight_scale": f(5, 1), "bias": f(5), "out": f(3, 5)},
+        ),
+        "linear_fp8, 8 bits": (  # bytes: torch has no arithmetic in float8
+            "linear_fp8",
+            {"bias": f(5), "x": torch.full((3, 8), 0x3C, dtype=torch.uint8), "x_scale": f(3, 1)}
+            | {"weight": torch.full((5, 8), 0x38, dtype=torch.uint8), "weight_scale": f(5, 1)}
+            | {"out": f(3, 5), "out_dtype": torch.float32},
         ),
         "quantize_fp8_blocks": (
             "quantize_fp8_blocks",
-            {"x": f(3, 8), "out": f(3, 8).to(torch.float8_e4m3fn), "scales": f(3, 1)},
+            {"x": f(3, 8), "out": torch.zeros(3, 8, dtype=torch.uint8), "scales": f(3, 1)},
         ),
         "quantized_linear": (
             "quantized_linear",
@@ -310,7 +316,7 @@ def written(case: str) -> list[Path]:
         for path in arrays(keywords)
         if path[0] in ("out", "grads", "residual_out", "logprob")
         or path[-1] == "q_out"
-        or (path[0] == "scales" and op.endswith("norm_quantized"))
+        or (path[0] == "scales" and (op.endswith("norm_quantized") or op == "quantize_fp8_blocks"))
     ]
     if op.endswith("_backward"):  # whose `out` is what the forward pass gave
         paths = [path for path in paths if path[0] == "grads" or op == "cross_entropy_backward"]

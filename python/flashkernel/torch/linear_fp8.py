@@ -16,8 +16,11 @@ __all__ = ["linear_fp8", "quantize_fp8_blocks"]
 BLOCK = 128
 
 
+BITS = (torch.float8_e4m3fn, torch.uint8)  # bytes are read as float8
+
+
 def _dtype(x: Any, out_dtype: Any) -> Any:
-    return out_dtype or (torch.bfloat16 if x.dtype == torch.float8_e4m3fn else x.dtype)
+    return out_dtype or (torch.bfloat16 if x.dtype in BITS else x.dtype)
 
 
 def _kernel(
@@ -44,9 +47,11 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def dequantize_weight(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The numbers of a weight that `linear_fp8` takes.
 
-    weight: [out_features, in_features] float8_e4m3fn; scale: as there. Returns them in `dtype`, rounded once.
+    weight: [out_features, in_features] float8_e4m3fn, or its bits in uint8; scale: as there.
+    Returns them in `dtype`, rounded once.
     """
     rows, columns = weight.shape
+    weight = weight.view(torch.float8_e4m3fn)
     wide = scale.float()
     if wide.dim() == 2 and wide.shape != (rows, 1):
         if wide.shape[0] != rows:
