@@ -85,7 +85,7 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
             "attention_fp8",
             {
                 **{name: f(4, 2, 16).to(torch.float8_e4m3fn).view(torch.uint8) for name in "qkv"},
-                **{"cu_seqlens_q": i(0, 4), "cu_seqlens_k": i(0, 4), "seqused_q": i(3), "seqused_k": i(4)},
+                **{"cu_seqlens_q": i(0, 4), "cu_seqlens_k": i(0, 4), "seqused_q": i(4), "seqused_k": i(3)},
             },
         ),
         "attention_mla_decode": (
@@ -316,7 +316,7 @@ def written(case: str) -> list[Path]:
         for path in arrays(keywords)
         if path[0] in ("out", "grads", "residual_out", "logprob")
         or path[-1] == "q_out"
-        or (path[0] == "scales" and (op.endswith("norm_quantized") or op == "quantize_fp8_blocks"))
+        or (path[0] == "scales" and op.endswith(("norm_quantized", "fp8_blocks")))
     ]
     if op.endswith("_backward"):  # whose `out` is what the forward pass gave
         paths = [path for path in paths if path[0] == "grads" or op == "cross_entropy_backward"]

@@ -15,29 +15,33 @@ import flashkernel as fk
 from keyword_calls import arrays, calls, replaced, written
 
 # What an op writes to by its nature, and what only torch's tensors can be.
-IN_PLACE = {"kv_append", "kv_copy_pages", "qkv_append"}
-OUTPUTS = ("out", "residual_out", "grads", "q_out", "logprob")
+IN_PLACE = {"decode_step", "kv_append", "kv_copy_pages", "qkv_append"}
+# What NumPy itself has none of: integers of the same size, and the dtype that JAX gives NumPy.
+FOREIGN = {torch.bfloat16: (torch.int16, jnp.bfloat16), torch.float8_e4m3fn: (torch.uint8, jnp.float8_e4m3fn)}
 CASES = calls()
 PLATFORMS = ["cpu", *(["gpu"] if fk.num_cuda_devices() and jax.devices()[0].platform == "gpu" else [])]
 
 
 def to_jax(value, platform="cpu"):
-    return jax.device_put(value.numpy(), jax.devices(platform)[0])
+    if value.dtype in FOREIGN:
+        bits, kind = FOREIGN[value.dtype]
+        value = value.view(bits).numpy().view(kind)
+    return jax.device_put(np.asarray(value), jax.devices(platform)[0])
 
 
 def given(name):
     """(op, keywords of torch tensors) without what a caller may leave out to be written."""
     op, keywords = CASES[name]
     needed = ("out",) if op.endswith("_backward") and op != "linear_backward" else ()
-    outputs = (*OUTPUTS, *(["scales"] if op.endswith("norm_quantized") else []))
+    outputs = {path[0] for path in written(name)}
     return op, {k: v for k, v in keywords.items() if k not in outputs or k in needed}
 
 
 def values(array):
-    """NumPy's; of torch's 8-bit floats, which NumPy has none of, as float32."""
+    """NumPy's; of what NumPy has none of, as float32."""
     if isinstance(array, torch.Tensor):
-        return (array.float() if array.dtype == torch.float8_e4m3fn else array).cpu().numpy()
-    return np.asarray(array.astype("float32") if array.dtype == "float8_e4m3fn" else array)
+        return (array.float() if array.dtype in FOREIGN else array).cpu().numpy()
+    return np.asarray(array.astype("float32") if array.dtype in (jnp.bfloat16, jnp.float8_e4m3fn) else array)
 
 
 def leaves(value):
