@@ -157,6 +157,30 @@ def test_flash_attn_3(varlen):
         fa3.flash_attn_func(*[x.to(torch.int8) for x in (q, k, v)])
 
 
+def test_hadamard_keeps_products_and_helps_where_a_column_is_large():
+    from flashkernel.quantized import hadamard
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 64, 128, generator=generator) for _ in range(3))
+    for x in (q, k):
+        x[..., 5] *= 10
+    signs = torch.randint(0, 2, (128,), generator=generator) * 2.0 - 1
+    turned = hadamard(q, signs), hadamard(k, signs)
+    products = (q @ k.mT).numpy()
+    np.testing.assert_allclose(turned[0] @ turned[1].mT, products, rtol=0, atol=1e-5 * np.abs(products).max())
+    np.testing.assert_allclose(hadamard(q.numpy()), hadamard(q), rtol=1e-5, atol=1e-5)
+    truth, _ = reference.attention(*(x.double().numpy() for x in (q, k, v)))
+
+    def error(*operands):
+        scales = [x.abs().amax((-1, -2)) / 448 for x in operands]
+        bits = [(x / scale[..., None, None]).to(E4M3) for x, scale in zip(operands, scales, strict=True)]
+        return np.sqrt(np.square(f64(fk.attention_fp8(*bits, *scales, out_dtype="float16")) - truth).mean())
+
+    assert error(*turned, v) < 0.5 * error(q, k, v)
+    with pytest.raises(ValueError, match=r"^hadamard: x.shape\[-1\]=12; must be a power of two"):
+        hadamard(np.ones(12))
+
+
 @pytest.mark.parametrize("varlen", [False, True])
 def test_e5m2_goes_by_way_of_16_bits(varlen):
     import flashkernel.torch as fkt

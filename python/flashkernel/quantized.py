@@ -1,7 +1,8 @@
 """Weights in 4 or 8 bits for `flashkernel.quantized_linear` and `flashkernel.linear_fp8`: quantising, dequantising, and
 other layouts read.
 
-Everything here runs once, when a model is loaded, on NumPy arrays of the host; torch tensors are taken too.
+Everything here but `hadamard` runs once, when a model is loaded, on NumPy arrays of the host; torch tensors are taken
+too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "from_awq",
     "from_fp8",
     "from_gptq",
+    "hadamard",
     "quantize",
     "tiled",
     "untiled",
@@ -360,3 +362,36 @@ def from_awq(qweight: Any, qzeros: Any, scales: Any) -> QuantizedWeight:
     q = _nibbles(words, _AWQ_ORDER).reshape(words.shape[0], -1)
     zeros = _nibbles(packed, _AWQ_ORDER).reshape(packed.shape[0], -1)
     return _of_groups(scale, zeros, q, "from_awq")
+
+
+def hadamard(x: Any, signs: Any = None) -> Any:
+    """x turned along its last dim by a Hadamard matrix, so that no element of a row is much larger than the others.
+
+    Queries and keys that are turned alike have the same products, and are rounded to 8 bits with less error where a few
+    of their columns are large (`attention_fp8`).
+
+    x: [..., n] NumPy array or torch tensor; n is a power of two.
+    signs: [n] of 1 and -1, multiplied with x first; None: all 1.
+
+    Returns x * signs @ H / sqrt(n), of x's kind and dtype, by the framework's own product. Raises ValueError for
+    another n.
+
+    Source: Shah et al., FlashAttention-3 (2024), section 3.3; Tseng et al., QuIP# (2024).
+
+    >>> import numpy as np
+    >>> from flashkernel.quantized import hadamard
+    >>> hadamard(np.array([0.0, 4.0, 0.0, 0.0])).tolist()
+    [2.0, -2.0, 2.0, -2.0]
+    """
+    n = x.shape[-1]
+    if n < 1 or n & (n - 1):
+        raise ValueError(f"hadamard: x.shape[-1]={n}; must be a power of two")
+    signed = x if signs is None else x * signs
+    i = np.arange(n)
+    ones = np.array([bin(j).count("1") for j in range(n)])
+    matrix = (1.0 - 2.0 * (ones[i[:, None] & i] % 2)) / np.sqrt(n)
+    if isinstance(x, np.ndarray):
+        return signed @ matrix.astype(x.dtype)
+    import torch
+
+    return signed @ torch.from_numpy(matrix).to(x.device, x.dtype)
