@@ -21,7 +21,8 @@ file(GLOB _host CONFIGURE_DEPENDS ${_src}/cuda/host/*.cpp ${_src}/cuda/pipeline/
 add_library(flashkernel_emulated_host OBJECT ${_host} ${CMAKE_CURRENT_SOURCE_DIR}/conformance/device_memory_cuda.cpp)
 target_link_libraries(flashkernel_emulated_host PRIVATE simt_emulator)
 target_include_directories(flashkernel_emulated_host PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-add_library(flashkernel_emulated_table OBJECT ${_src}/cuda/kernels.cpp ${_src}/cuda/fused_kernels.cpp)
+add_library(flashkernel_emulated_table OBJECT ${_src}/cuda/kernels.cpp ${_src}/cuda/float8_kernels.cpp
+            ${_src}/cuda/fused_kernels.cpp)
 target_link_libraries(flashkernel_emulated_table PRIVATE simt_emulator)
 target_compile_definitions(flashkernel_emulated_table PRIVATE FK_WITH_SM75=1 FK_WITH_SM90A=1)  # the emulator takes any
 

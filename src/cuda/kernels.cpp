@@ -497,43 +497,6 @@ KernelTable<AttentionParams> cuda_kernels() {
 }
 
 template <>
-KernelTable<Float8AttentionParams> cuda_kernels() {
-  static constexpr KernelEntry<Float8AttentionParams> rows[] = {
-#if FK_WITH_SM90A
-    hopper_float8<DType::kFloat16, 64>("attention_fp8/cuda/sm90a/f16/d64"),
-    hopper_float8<DType::kBFloat16, 64>("attention_fp8/cuda/sm90a/bf16/d64"),
-    hopper_float8<DType::kFloat16, 128>("attention_fp8/cuda/sm90a/f16/d128"),
-    hopper_float8<DType::kBFloat16, 128>("attention_fp8/cuda/sm90a/bf16/d128"),
-    hopper_float8<DType::kFloat16, 256>("attention_fp8/cuda/sm90a/f16/d256"),
-    hopper_float8<DType::kBFloat16, 256>("attention_fp8/cuda/sm90a/bf16/d256"),
-    hopper_float8_widened<DType::kFloat16, 64>("attention_fp8/cuda/sm90a/widened/f16/d64"),
-    hopper_float8_widened<DType::kBFloat16, 64>("attention_fp8/cuda/sm90a/widened/bf16/d64"),
-    hopper_float8_widened<DType::kFloat16, 128>("attention_fp8/cuda/sm90a/widened/f16/d128"),
-    hopper_float8_widened<DType::kBFloat16, 128>("attention_fp8/cuda/sm90a/widened/bf16/d128"),
-    hopper_float8_widened<DType::kFloat16, 256>("attention_fp8/cuda/sm90a/widened/f16/d256"),
-    hopper_float8_widened<DType::kBFloat16, 256>("attention_fp8/cuda/sm90a/widened/bf16/d256"),
-#endif
-    ampere_float8_widened<DType::kFloat16, 64>("attention_fp8/cuda/sm80/widened/f16/d64"),
-    ampere_float8_widened<DType::kBFloat16, 64>("attention_fp8/cuda/sm80/widened/bf16/d64"),
-    ampere_float8_widened<DType::kFloat16, 128>("attention_fp8/cuda/sm80/widened/f16/d128"),
-    ampere_float8_widened<DType::kBFloat16, 128>("attention_fp8/cuda/sm80/widened/bf16/d128"),
-    ampere_float8_widened<DType::kFloat16, 256>("attention_fp8/cuda/sm80/widened/f16/d256"),
-    ampere_float8_widened<DType::kBFloat16, 256>("attention_fp8/cuda/sm80/widened/bf16/d256"),
-#if FK_WITH_SM75
-    turing_float8_widened<64>("attention_fp8/cuda/sm75/widened/f16/d64"),
-    turing_float8_widened<128>("attention_fp8/cuda/sm75/widened/f16/d128"),
-    turing_float8_widened<256>("attention_fp8/cuda/sm75/widened/f16/d256"),
-#endif
-    invariant(plain<Float8AttentionParams, cuda::attention_fp8_widened<cuda::attention_fwd_tiled>,
-                    cuda::attention_fp8_widened_workspace>(
-        "attention_fp8/cuda/generic", kEvery, arithmetic::kGeneric,
-        cuda::attention_fp8_widened_supports<DType::kFloat32, cuda::attention_fwd_tiled_supports>,
-        cuda::attention_fp8_widened_cost_us<cuda::attention_cost_us<rates::kTiled>>)),
-  };
-  return table(rows);
-}
-
-template <>
 KernelTable<AttentionBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<AttentionBackwardParams> rows[] = {
 #if FK_WITH_SM90A

@@ -13,7 +13,6 @@
 #include "cuda/attention/few_queries/sm90a/variant.hpp"
 #include "cuda/attention/forward/sm75/variant.hpp"
 #include "cuda/attention/forward/sm80/variant.hpp"
-#include "cuda/attention/forward/sm90a/float8.hpp"
 #include "cuda/attention/forward/sm90a/scored.hpp"
 #include "cuda/attention/forward/sm90a/sparse.hpp"
 #include "cuda/attention/forward/sm90a/variant.hpp"
@@ -21,7 +20,6 @@
 #include "cuda/attention/mla/mla.hpp"
 #include "cuda/attention/mla/sm80/variant.hpp"
 #include "cuda/attention/mla/sm90a/variant.hpp"
-#include "cuda/attention/widened/float8.hpp"
 #include "cuda/attention/widened/variant.hpp"
 #include "cuda/costs.hpp"
 #include "cuda/decode_step/sm90a/plan.hpp"
@@ -355,55 +353,6 @@ template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> turing_widened(const char* name) {
   return widened<kDtype, kQkDim, kVDim, rates::kForwardSm75, cuda::sm75::attention_fwd_supports<kDtype, kQkDim, kVDim>,
                  cuda::sm75::attention_fwd<kDtype, kQkDim, kVDim>>(
-      name, kEvery, arithmetic::of_head_dims<arithmetic::kWidenedSm75, kQkDim, kVDim>);
-}
-/// 8-bit queries, keys and values on tensor cores of 8 bits.
-template <const cuda::Rates& kRates>
-float float8_cost_us(const Float8AttentionParams& p, const DeviceFacts& facts) {
-  return static_cast<float>(cuda::attention_cost_us<kRates>(p.attention, facts) + cuda::kLaunchUs);
-}
-template <DType kOut, int kDim>
-float hopper_float8_cost_us(const Float8AttentionParams& p, const DeviceFacts& facts) {
-  const float us = float8_cost_us<rates::kForwardFloat8Sm90a>(p, facts);
-  const bool fits =
-      cuda::is_smallest(cuda::kFloat8HeadDims, {kDim, kDim}, p.attention.head_dim, p.attention.head_dim_v);
-  return fits ? us : static_cast<float>(cuda::kOutsideItsRange * us);
-}
-template <DType kOut, int kDim>
-constexpr KernelEntry<Float8AttentionParams> hopper_float8(const char* name) {
-  return plain<Float8AttentionParams, cuda::sm90a::attention_fp8<kOut, kDim>,
-               cuda::sm90a::attention_fp8_workspace<kDim>>(
-      name, kHopper, arithmetic::of_head_dims<arithmetic::kTiledSm90a, kDim, kDim>,
-      cuda::sm90a::attention_fp8_supports<kOut, kDim>, hopper_float8_cost_us<kOut, kDim>);
-}
-/// 8-bit queries, keys and values: they are widened for a kernel of the output's dtype.
-template <DType kDtype, int kQkDim, int kVDim, const cuda::Rates& kRates, Verdict (*kSupports)(const AttentionParams&),
-          void (*kLaunch)(const AttentionParams&, void*, Stream)>
-constexpr KernelEntry<Float8AttentionParams> float8_widened(const char* name, Devices devices, const char* arithmetic) {
-  return plain<Float8AttentionParams, cuda::attention_fp8_widened<kLaunch>, cuda::attention_fp8_widened_workspace>(
-      name, devices, arithmetic, cuda::attention_fp8_widened_supports<kDtype, kSupports>,
-      cuda::attention_fp8_widened_cost_us<cuda::cost_us_of_head_dims<AttentionParams, cuda::attention_cost_us<kRates>,
-                                                                     cuda::kFloat8WidenedHeadDims, kQkDim, kVDim>>);
-}
-template <DType kDtype, int kQkDim, int kVDim = kQkDim>
-constexpr KernelEntry<Float8AttentionParams> hopper_float8_widened(const char* name) {
-  return float8_widened<kDtype, kQkDim, kVDim, rates::kForwardSm90a,
-                        cuda::sm90a::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-                        hopper_forward_in_order<kDtype, kQkDim, kVDim>>(
-      name, kHopper, arithmetic::of_head_dims<arithmetic::kWidenedSm90a, kQkDim, kVDim>);
-}
-template <DType kDtype, int kQkDim, int kVDim = kQkDim>
-constexpr KernelEntry<Float8AttentionParams> ampere_float8_widened(const char* name) {
-  return float8_widened<kDtype, kQkDim, kVDim, rates::kForwardSm80,
-                        cuda::sm80::attention_fwd_supports<kDtype, kQkDim, kVDim>,
-                        cuda::sm80::attention_fwd<kDtype, kQkDim, kVDim>>(
-      name, kAmpere, arithmetic::of_head_dims<arithmetic::kWidenedSm80, kQkDim, kVDim>);
-}
-template <int kQkDim, int kVDim = kQkDim>
-constexpr KernelEntry<Float8AttentionParams> turing_float8_widened(const char* name) {
-  return float8_widened<DType::kFloat16, kQkDim, kVDim, rates::kForwardSm75,
-                        cuda::sm75::attention_fwd_supports<DType::kFloat16, kQkDim, kVDim>,
-                        cuda::sm75::attention_fwd<DType::kFloat16, kQkDim, kVDim>>(
       name, kEvery, arithmetic::of_head_dims<arithmetic::kWidenedSm75, kQkDim, kVDim>);
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
