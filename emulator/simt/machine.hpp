@@ -73,7 +73,7 @@ struct Machine {
   Order order = Order::kForward;
   std::uint64_t random = 0;
   bool all_at_once = false;  // the next launch is cooperative
-  bool progress = false;  // somebody has waited for something else than a spin since the last round
+  bool progress = false;     // somebody has waited for something else than a spin since the last round
   // FK_EMULATOR_FREEZE: a block (or cluster) that stands still until no other can go on, and the turns before it does.
   static constexpr unsigned kNobody = ~0u;
   unsigned frozen = kNobody;
