@@ -92,7 +92,7 @@ void cases(CaseList& list) {
     add("parts_of_keys", {dtype, {300}, 1});
     add("three_rows", {dtype, {17, 0, 200}, 2, 64, 2, 1});
     add("eight_rows", {dtype, {1, 2, 3, 4, 31, 0, 40, 8}, 1, 64, 8, 1, 64, 32, 40});
-    add("long_k", {dtype, {9, 20}, 1, 2112, 2, 2, 64, 2208, 24, 16, 8});
+    add("long_k", {dtype, {9, 20, 3, 1, 5}, 1, 2112, 2, 2, 64, 2208, 24, 16, 8});
     add("wide_heads", {dtype, {3, 140}, 2, 128, 6, 2, 128, 96, 64});
   }
 }
