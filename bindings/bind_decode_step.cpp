@@ -67,7 +67,8 @@ timeline: int64 [multiprocessors, 5 layers + 1, 4]; CUDA writes there, for each 
    had them, and in which it was done. Where nothing happened it stays as it is.
 
 Returns out. On CUDA it takes float16 and bfloat16, 1 to 8 rows and head_dim 64 or 128 on 9.0: one launch whose blocks are all on
-the GPU at once (docs/ops/decode_step.md). What a GPU reads is not checked: a token that there is not gives NaN logits.
+the GPU at once (docs/ops/decode_step.md). A token, a length or a page that
+there is not gives NaN logits of its row there, and a slot past the last page is skipped; on the CPU they are refused.
 
 Source: Spector et al., No Bubbles: a megakernel for Llama-1B (2025), for the idea of one launch a step.
 )doc" FK_DOC_COMMON R"doc(

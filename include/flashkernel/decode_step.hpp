@@ -17,7 +17,8 @@ namespace flashkernel {
 /// positions [rows]: for RoPE. slots [rows]: page * page_size + offset of the token; negative: its key and value are
 /// not
 ///   written. block_table int32 [rows, max_pages], seq_lens [rows]: the tokens that the row sees, the new one included;
-///   0: none, and attention gives zeros.
+///   0: none, and attention gives zeros. A page or length that can't be: InvalidArgument on the host, NaN logits of the
+///   row on a GPU, which skips a slot past the last page.
 /// embedding [vocab, hidden]; norms [2 layers + 1, hidden]: of each layer the norm before attention and the one before
 ///   the MLP, then the last one.
 /// qkv_weight [layers, (heads_q + 2 heads_kv) head_dim, hidden], out_weight [layers, hidden, heads_q head_dim],

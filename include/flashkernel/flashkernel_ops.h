@@ -447,15 +447,16 @@ FK_API fk_status fk_check_block_table(const fk_tensor* block_table, const fk_ten
 // int64. One that the embedding does not have: FK_INVALID_ARGUMENT where tokens are on the host, NaN logits on a GPU.
 // positions [rows]: for RoPE. slots [rows]: page * page_size + offset of the token; negative: its key and value are
 // not written. block_table int32 [rows, max_pages], seq_lens [rows]: the tokens that the row sees, the new one
-// included; 0: none, and attention gives zeros. embedding [vocab, hidden]; norms [2 layers + 1, hidden]: of each
-// layer the norm before attention and the one before the MLP, then the last one. qkv_weight [layers, (heads_q + 2
-// heads_kv) head_dim, hidden], out_weight [layers, hidden, heads_q head_dim], gate_up_weight [layers, 2 inner,
-// hidden], down_weight [layers, hidden, inner], head_weight [outputs, hidden]. Rows are contiguous. inv_freq float32
-// [head_dim / 2]: RoPE's frequencies. k_pages, v_pages [layers, num_pages, page_size, heads_kv, head_dim]: the new
-// tokens' are written. logits [rows, outputs]: written. timeline int64 [blocks, 5 layers + 1, 4] or absent: of each
-// block's part of each phase (q, k, v; attention; output matrix; gate and up; down; at last the head) the device's
-// clock in nanoseconds when the block came to it, when what it reads was there, when it had it, and when it was done.
-// Only kernels for CUDA write it, and only what happened.
+// included; 0: none, and attention gives zeros. A page or length that can't be: FK_INVALID_ARGUMENT on the host, NaN
+// logits of the row on a GPU, which skips a slot past the last page. embedding [vocab, hidden]; norms [2 layers + 1,
+// hidden]: of each layer the norm before attention and the one before the MLP, then the last one. qkv_weight [layers,
+// (heads_q + 2 heads_kv) head_dim, hidden], out_weight [layers, hidden, heads_q head_dim], gate_up_weight [layers, 2
+// inner, hidden], down_weight [layers, hidden, inner], head_weight [outputs, hidden]. Rows are contiguous. inv_freq
+// float32 [head_dim / 2]: RoPE's frequencies. k_pages, v_pages [layers, num_pages, page_size, heads_kv, head_dim]:
+// the new tokens' are written. logits [rows, outputs]: written. timeline int64 [blocks, 5 layers + 1, 4] or absent:
+// of each block's part of each phase (q, k, v; attention; output matrix; gate and up; down; at last the head) the
+// device's clock in nanoseconds when the block came to it, when what it reads was there, when it had it, and when it
+// was done. Only kernels for CUDA write it, and only what happened.
 FK_API fk_status fk_decode_step(const fk_tensor* tokens, const fk_tensor* positions, const fk_tensor* slots,
     const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* embedding, const fk_tensor* norms,
     const fk_tensor* qkv_weight, const fk_tensor* out_weight, const fk_tensor* gate_up_weight,

@@ -66,15 +66,20 @@ void set_heads(const Checker& check, const TensorView& qkv_weight, const TensorV
                "(heads_q + 2 heads_kv) head_dim");
 }
 
-/// What the host can read: pages that rows see lie in the pool.
-void check_table(const Checker& check, const DecodeStepParams& p) {
+/// What the host can read: pages that rows see lie in the pool. The kernel gets the copy that is checked here.
+void check_table(const Checker& check, IndexCopies& copies, DecodeStepParams& p) {
   if (!p.device.is_cpu()) return;
+  const auto pages_of = [&](std::int64_t row) { return (p.seq_lens[row] + p.page_size - 1) / p.page_size; };
   for (std::int64_t row = 0; row < p.rows; ++row) {
-    const std::int64_t length = p.seq_lens[row], pages = (length + p.page_size - 1) / p.page_size;
-    if (length < 0 || pages > p.max_pages)
+    const std::int64_t length = p.seq_lens[row];
+    if (length < 0 || pages_of(row) > p.max_pages)
       check.fail("seq_lens[" + std::to_string(row) + "]=" + std::to_string(length) + "; 0 to " +
                  std::to_string(p.max_pages * p.page_size) + " tokens fit the block table");
-    for (std::int64_t i = 0; i < pages; ++i) {
+  }
+  const IndexArray table = copies.rows_of({p.block_table, false}, p.rows, p.max_pages, &p.stride_block_table, pages_of);
+  p.block_table = static_cast<const std::int32_t*>(table.data);
+  for (std::int64_t row = 0; row < p.rows; ++row) {
+    for (std::int64_t i = 0; i < pages_of(row); ++i) {
       const std::int64_t page = p.block_table[row * p.stride_block_table + i];
       if (page < 0 || page >= p.num_pages)
         check.fail("block_table[" + std::to_string(row) + ", " + std::to_string(i) + "]=" + std::to_string(page) +
@@ -151,7 +156,7 @@ void decode_step(const TensorView& tokens, const TensorView& positions, const Te
   check.last_dim_contiguous("block_table", block_table);
   p.block_table = static_cast<const std::int32_t*>(block_table.data);
   p.stride_block_table = block_table.strides[0], p.max_pages = block_table.shape[1];
-  check_table(check, p);
+  check_table(check, copies, p);
 
   check.dtype("logits", logits, p.dtype);
   check.ndim("logits", logits, 2, 2);

@@ -29,7 +29,7 @@ class PartOfKeys {
     element_ = static_cast<int>(threadIdx.x) % kLanes * 8;
   }
   __device__ bool empty() const { return first_ >= end_; }
-  /// Whether attention of the row gives zeros, which this unit writes.
+  /// Whether the row sees no key; this unit writes what attention gives then.
   __device__ bool nothing_to_see() const { return length_ <= 0 && part_ == 0; }
 
   /// Where a key or value lies.
@@ -141,13 +141,14 @@ class PartOfKeys {
     meet();  // what comes next may write there
   }
 
-  /// Zeros for all heads of the group.
-  __device__ void write_zeros() const {
+  /// Zeros for all heads of the group; NaN where the row's length or pages can't be.
+  __device__ void write_nothing() const {
     const int group = run_.g.heads_q / run_.g.heads_kv;
     T* const to =
         static_cast<T*>(run_.attended) + (static_cast<std::int64_t>(row_) * run_.g.heads_q + kv_head_ * group) * D;
 #pragma unroll 1
-    for (int at = static_cast<int>(threadIdx.x); at < group * D; at += kConsumers) to[at] = from_float<T>(0.0f);
+    for (int at = static_cast<int>(threadIdx.x); at < group * D; at += kConsumers)
+      to[at] = from_float<T>(length_ < 0 ? NAN : 0.0f);
   }
 
  private:
@@ -227,7 +228,7 @@ __device__ inline void attention(const Run& run, const Instruction& ins, int pha
     keys.load_old();
     if (!waited) wait_for(run, ins, phase);
     waited = true;
-    if (keys.nothing_to_see()) keys.write_zeros();
+    if (keys.nothing_to_see()) keys.write_nothing();
     if (keys.empty()) continue;
 #pragma unroll 1
     for (int from = 0; from < group; from += kHeadsAtOnce) keys.compute(from, from == 0, shared);

@@ -63,6 +63,22 @@ __device__ inline void look_up(const Run& run) {
   meet();
 }
 
+/// A row's length and parts, by a warp: -1 and none where the length, or a page that it needs, can't be.
+static __device__ __noinline__ void look_at_row(const Run& run, Shared& shared, int row) {
+  const DecodeStepParams& p = run.p;
+  const std::int64_t length = p.seq_lens[row];
+  bool good = length >= 0 && length <= p.max_pages * p.page_size;
+  if (good)
+    for (std::int64_t i = threadIdx.x % kWarp; i * p.page_size < length; i += kWarp) {
+      const std::int32_t page = p.block_table[row * p.stride_block_table + i];
+      good = good && page >= 0 && page < p.num_pages;
+    }
+  good = __all_sync(kFullMask, good);
+  if (threadIdx.x % kWarp != 0) return;
+  shared.lengths[row] = good ? static_cast<int>(length) : -1;
+  shared.parts[row] = good ? parts_of(run.g, static_cast<int>(length)) : 0;
+}
+
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads, 1) decode_step_kernel(const __grid_constant__ Run run) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -79,11 +95,8 @@ __global__ void __launch_bounds__(kThreads, 1) decode_step_kernel(const __grid_c
     float2& turn = shared.turns[row][pair];
     rope_angle(run.p.positions[row], static_cast<double>(run.p.inv_freq[pair]) * kInversePi, &turn.x, &turn.y);
   }
-  if (static_cast<int>(threadIdx.x) < run.g.rows) {
-    const int length = static_cast<int>(run.p.seq_lens[threadIdx.x]);
-    shared.lengths[threadIdx.x] = length;
-    shared.parts[threadIdx.x] = parts_of(run.g, length);
-  }
+  if (threadIdx.x / kWarp < static_cast<unsigned>(run.g.rows))
+    look_at_row(run, shared, static_cast<int>(threadIdx.x) / kWarp);
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     ptx::decrease_registers<kCopyRegisters>();

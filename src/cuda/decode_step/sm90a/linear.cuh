@@ -213,7 +213,7 @@ class Finish {
       return;
     }
     const std::int64_t slot = p.slots[row_];
-    if (slot < 0) return;
+    if (slot < 0 || slot >= p.num_pages * p.page_size) return;
     const std::int64_t page = run_.page_size.divide(static_cast<std::uint32_t>(slot)),
                        offset = slot - page * p.page_size;
     if (head < heads_q + heads_kv)
