@@ -26,7 +26,7 @@ def test_it_is_the_ops_one_after_another(device: str, dtype: str) -> None:
     if device == "cuda" and dtype == "float32":
         pytest.skip("16-bit dtypes on CUDA")
     inputs = selfcheck.Inputs(dtype, device, as_torch=device == "cuda")
-    for got, truth in selfcheck._decode_step(inputs):
+    for got, truth in selfcheck.decode_step(inputs):
         testing.assert_close(inputs.get(got), truth, dtype)
 
 

@@ -28,6 +28,7 @@ from .ops import OPS
 from .quantized import QuantizedWeight, tiled
 from .reference.ops import float8_numbers
 from .selfcheck_inputs import Inputs
+from .selfcheck_steps import decode_step
 from .typing import KvAppendRope
 
 __all__ = ["SAMPLES", "CheckResult", "Inputs", "Sample", "check_kernel", "check_kernels", "samples_of"]
@@ -301,38 +302,6 @@ def _find_bad_page(inputs: Inputs) -> _Pairs:
     return [(inputs.float32(np.array(found)), np.array([1.0, 1.0, 7.0]))]
 
 
-def _decode_step(inputs: Inputs) -> _Pairs:
-    """Two layers; a row of several parts of keys, and one without a sequence."""
-    hidden, inner, heads, heads_kv, dim = 96, 160, 4, 2, 64
-    lengths, table = [150, 0], [[1, 3, 0], [-1, -1, -1]]
-    indices = [[5, 2], [149, 0], [21, -1], table, lengths]
-
-    def weight(*shape: int) -> tuple[Any, np.ndarray]:
-        _, values = inputs.randn(*shape)
-        array = inputs.rounded(values * shape[-1] ** -0.5)
-        return array, inputs.get(array)
-
-    weights = (
-        inputs.randn(11, hidden),
-        inputs.randn(5, hidden),
-        weight(2, (heads + 2 * heads_kv) * dim, hidden),
-        weight(2, hidden, heads * dim),
-        weight(2, 2 * inner, hidden),
-        weight(2, hidden, inner),
-        weight(37, hidden),
-    )
-    frequencies = (10000.0 ** -np.linspace(0, 1, dim // 2)).astype(np.float32)
-    (kp, kp64), (vp, vp64) = (inputs.randn(2, 4, 64, heads_kv, dim) for _ in range(2))
-    truth = reference.decode_step(
-        *(np.array(values) for values in indices), *(weight[1] for weight in weights), frequencies, kp64, vp64
-    )
-    arrays = [inputs.index(values) for values in indices]
-    logits = fk.decode_step(
-        *arrays, *(weight[0] for weight in weights), inputs.float32(frequencies), kp, vp, **inputs.options
-    )
-    return list(zip((logits, kp, vp), truth, strict=True))
-
-
 def _matrices(op: str, count: int, **fields: Any) -> Callable[[Inputs], Sample]:
     """The sample of an op on matrices [rows, columns] of any size."""
     return lambda inputs: Sample(op, tuple(inputs.randn(*inputs.rows) for _ in range(count)), **fields)
@@ -480,7 +449,7 @@ CASES: dict[str, list[_Case]] = {
     "kv_read": [_kv_read],
     "kv_copy_pages": [_kv_copy_pages],
     "find_bad_page": [_find_bad_page],
-    "decode_step": [_decode_step],
+    "decode_step": [decode_step],
 }
 
 

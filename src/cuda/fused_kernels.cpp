@@ -1,5 +1,6 @@
-// The CUDA backend's tables of ops that stand for several others, fused_linear and qkv_append, as kernels.cpp has those
-// of the others; and how their rows are made.
+// The CUDA backend's tables of ops that stand for several others, fused_linear, qkv_append and decode_step, as
+// kernels.cpp has those of the others; and how their rows are made.
+#include "cuda/decode_step/sm90a/plan.hpp"
 #include "cuda/linear/fused/sm80/append.hpp"
 #include "cuda/linear/fused/sm80/few_rows.hpp"
 #include "cuda/rows.hpp"
@@ -41,6 +42,14 @@ constexpr KernelEntry<QkvAppendParams> append_few_rows(const char* name) {
                               cuda::sm80::append_few_rows);
 }
 
+/// A decode step, in one launch or in a launch a phase of the same lists.
+template <DType kDtype, bool kChained>
+constexpr KernelEntry<DecodeStepParams> one_launch(const char* name) {
+  return row<DecodeStepParams>(name, kHopper, arithmetic::kDecodeStep, cuda::decode_step::supports<kDtype>,
+                               cuda::cost_us < DecodeStepParams, kChained ? rates::kDecodeStep : rates::kDecodePhases >,
+                               cuda::decode_step::plan, cuda::decode_step::launch<kDtype, kChained>);
+}
+
 }  // namespace
 
 template <>
@@ -63,6 +72,20 @@ KernelTable<QkvAppendParams> cuda_kernels() {
                                      accept_all<QkvAppendParams>, append_cost_us<composed_cost_us>,
                                      plan_composed_qkv_append, composed_qkv_append))};
   return table(rows);
+}
+
+template <>
+KernelTable<DecodeStepParams> cuda_kernels() {
+#if FK_WITH_SM90A
+  static constexpr KernelEntry<DecodeStepParams> rows[] = {
+      one_launch<DType::kFloat16, true>("decode_step/cuda/sm90a/f16/persistent"),
+      one_launch<DType::kBFloat16, true>("decode_step/cuda/sm90a/bf16/persistent"),
+      one_launch<DType::kFloat16, false>("decode_step/cuda/sm90a/f16/phases"),
+      one_launch<DType::kBFloat16, false>("decode_step/cuda/sm90a/bf16/phases")};
+  return table(rows);
+#else
+  return {};
+#endif
 }
 
 }  // namespace flashkernel

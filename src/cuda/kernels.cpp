@@ -569,18 +569,4 @@ KernelTable<MergeStatesParams> cuda_kernels() {
   return table(rows);
 }
 
-template <>
-KernelTable<DecodeStepParams> cuda_kernels() {
-#if FK_WITH_SM90A
-  static constexpr KernelEntry<DecodeStepParams> rows[] = {
-      one_launch<DType::kFloat16, true>("decode_step/cuda/sm90a/f16/persistent"),
-      one_launch<DType::kBFloat16, true>("decode_step/cuda/sm90a/bf16/persistent"),
-      one_launch<DType::kFloat16, false>("decode_step/cuda/sm90a/f16/phases"),
-      one_launch<DType::kBFloat16, false>("decode_step/cuda/sm90a/bf16/phases")};
-  return table(rows);
-#else
-  return {};
-#endif
-}
-
 }  // namespace flashkernel

@@ -22,7 +22,6 @@
 #include "cuda/attention/mla/sm90a/variant.hpp"
 #include "cuda/attention/widened/variant.hpp"
 #include "cuda/costs.hpp"
-#include "cuda/decode_step/sm90a/plan.hpp"
 #include "cuda/linear/few_rows/sm90a/plan.hpp"
 #include "cuda/linear/fp8/generic/linear_fp8.hpp"
 #include "cuda/linear/fp8/sm90a/linear_fp8.hpp"
@@ -469,14 +468,6 @@ constexpr KernelEntry<QuantizedLinearParams> quantized_few_rows(const char* name
                                     cuda::sm80::quantized_few_rows_supports<kDtype>,
                                     cuda::linear_cost_us<rates::kQuantizedFewRowsSm80, QuantizedLinearParams>,
                                     plan_quantized_few_rows, cuda::sm80::quantized_few_rows<kDtype>);
-}
-
-/// A decode step, in one launch or in a launch a phase of the same lists.
-template <DType kDtype, bool kChained>
-constexpr KernelEntry<DecodeStepParams> one_launch(const char* name) {
-  return row<DecodeStepParams>(name, kHopper, arithmetic::kDecodeStep, cuda::decode_step::supports<kDtype>,
-                               cuda::cost_us < DecodeStepParams, kChained ? rates::kDecodeStep : rates::kDecodePhases >,
-                               cuda::decode_step::plan, cuda::decode_step::launch<kDtype, kChained>);
 }
 
 /// linear of many rows, by one way to deal out k and tiles.
