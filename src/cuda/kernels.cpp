@@ -328,77 +328,54 @@ KernelTable<AttentionParams> cuda_kernels() {
     hopper_decode_group<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/decode/bf16/d128/group"),
     hopper_decode_clusters<DType::kBFloat16, 128>("attention_fwd/cuda/sm90a/decode/bf16/d128/clusters"),
 #endif
-    ampere_decode<DType::kFloat16, 64, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d64/apart"),
-    ampere_decode<DType::kFloat16, 64, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d64/within"),
-    ampere_decode<DType::kBFloat16, 64, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d64/apart"),
-    ampere_decode<DType::kBFloat16, 64, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d64/within"),
-    ampere_decode<DType::kFloat16, 128, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d128/apart"),
-    ampere_decode<DType::kFloat16, 128, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d128/within"),
-    ampere_decode<DType::kBFloat16, 128, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d128/apart"),
-    ampere_decode<DType::kBFloat16, 128, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d128/within"),
-    ampere_decode<DType::kFloat16, 192, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d192/apart"),
-    ampere_decode<DType::kFloat16, 192, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d192/within"),
-    ampere_decode<DType::kBFloat16, 192, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d192/apart"),
-    ampere_decode<DType::kBFloat16, 192, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d192/within"),
-    ampere_decode<DType::kFloat16, 256, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d256/apart"),
-    ampere_decode<DType::kFloat16, 256, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d256/within"),
-    ampere_decode<DType::kBFloat16, 256, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d256/apart"),
-    ampere_decode<DType::kBFloat16, 256, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d256/within"),
-    ampere_decode<DType::kFloat16, 512, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/f16/d512/apart"),
-    ampere_decode<DType::kFloat16, 512, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/f16/d512/within"),
-    ampere_decode<DType::kBFloat16, 512, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode/bf16/d512/apart"),
-    ampere_decode<DType::kBFloat16, 512, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode/bf16/d512/within"),
-    ampere_decode_int4<DType::kFloat16, 64, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode_int4/f16/d64/apart"),
-    ampere_decode_int4<DType::kFloat16, 64, DecodeMerge::kWithin>("attention_fwd/cuda/sm80/decode_int4/f16/d64/within"),
-    ampere_decode_int4<DType::kBFloat16, 64, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode_int4/bf16/d64/apart"),
-    ampere_decode_int4<DType::kBFloat16, 64, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_int4/bf16/d64/within"),
-    ampere_decode_int4<DType::kFloat16, 128, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode_int4/f16/d128/apart"),
-    ampere_decode_int4<DType::kFloat16, 128, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_int4/f16/d128/within"),
-    ampere_decode_int4<DType::kBFloat16, 128, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_int4/bf16/d128/apart"),
-    ampere_decode_int4<DType::kBFloat16, 128, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_int4/bf16/d128/within"),
-    ampere_decode_int4<DType::kFloat16, 256, DecodeMerge::kApart>("attention_fwd/cuda/sm80/decode_int4/f16/d256/apart"),
-    ampere_decode_int4<DType::kFloat16, 256, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_int4/f16/d256/within"),
-    ampere_decode_int4<DType::kBFloat16, 256, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_int4/bf16/d256/apart"),
-    ampere_decode_int4<DType::kBFloat16, 256, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_int4/bf16/d256/within"),
-    ampere_decode_quantized<DType::kFloat16, 64, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_quantized/f16/d64/apart"),
-    ampere_decode_quantized<DType::kFloat16, 64, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_quantized/f16/d64/within"),
-    ampere_decode_quantized<DType::kBFloat16, 64, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_quantized/bf16/d64/apart"),
-    ampere_decode_quantized<DType::kBFloat16, 64, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_quantized/bf16/d64/within"),
-    ampere_decode_quantized<DType::kFloat16, 128, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_quantized/f16/d128/apart"),
-    ampere_decode_quantized<DType::kFloat16, 128, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_quantized/f16/d128/within"),
-    ampere_decode_quantized<DType::kBFloat16, 128, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_quantized/bf16/d128/apart"),
-    ampere_decode_quantized<DType::kBFloat16, 128, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_quantized/bf16/d128/within"),
-    ampere_decode_quantized<DType::kFloat16, 256, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_quantized/f16/d256/apart"),
-    ampere_decode_quantized<DType::kFloat16, 256, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_quantized/f16/d256/within"),
-    ampere_decode_quantized<DType::kBFloat16, 256, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_quantized/bf16/d256/apart"),
-    ampere_decode_quantized<DType::kBFloat16, 256, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_quantized/bf16/d256/within"),
-    ampere_decode_quantized<DType::kFloat16, 512, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_quantized/f16/d512/apart"),
-    ampere_decode_quantized<DType::kFloat16, 512, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_quantized/f16/d512/within"),
-    ampere_decode_quantized<DType::kBFloat16, 512, DecodeMerge::kApart>(
-        "attention_fwd/cuda/sm80/decode_quantized/bf16/d512/apart"),
-    ampere_decode_quantized<DType::kBFloat16, 512, DecodeMerge::kWithin>(
-        "attention_fwd/cuda/sm80/decode_quantized/bf16/d512/within"),
+    ampere_decode<DType::kFloat16, 64, kApart>("attention_fwd/cuda/sm80/decode/f16/d64/apart"),
+    ampere_decode<DType::kFloat16, 64, kWithin>("attention_fwd/cuda/sm80/decode/f16/d64/within"),
+    ampere_decode<DType::kBFloat16, 64, kApart>("attention_fwd/cuda/sm80/decode/bf16/d64/apart"),
+    ampere_decode<DType::kBFloat16, 64, kWithin>("attention_fwd/cuda/sm80/decode/bf16/d64/within"),
+    ampere_decode<DType::kFloat16, 128, kApart>("attention_fwd/cuda/sm80/decode/f16/d128/apart"),
+    ampere_decode<DType::kFloat16, 128, kWithin>("attention_fwd/cuda/sm80/decode/f16/d128/within"),
+    ampere_decode<DType::kBFloat16, 128, kApart>("attention_fwd/cuda/sm80/decode/bf16/d128/apart"),
+    ampere_decode<DType::kBFloat16, 128, kWithin>("attention_fwd/cuda/sm80/decode/bf16/d128/within"),
+    ampere_decode<DType::kFloat16, 192, kApart>("attention_fwd/cuda/sm80/decode/f16/d192/apart"),
+    ampere_decode<DType::kFloat16, 192, kWithin>("attention_fwd/cuda/sm80/decode/f16/d192/within"),
+    ampere_decode<DType::kBFloat16, 192, kApart>("attention_fwd/cuda/sm80/decode/bf16/d192/apart"),
+    ampere_decode<DType::kBFloat16, 192, kWithin>("attention_fwd/cuda/sm80/decode/bf16/d192/within"),
+    ampere_decode<DType::kFloat16, 256, kApart>("attention_fwd/cuda/sm80/decode/f16/d256/apart"),
+    ampere_decode<DType::kFloat16, 256, kWithin>("attention_fwd/cuda/sm80/decode/f16/d256/within"),
+    ampere_decode<DType::kBFloat16, 256, kApart>("attention_fwd/cuda/sm80/decode/bf16/d256/apart"),
+    ampere_decode<DType::kBFloat16, 256, kWithin>("attention_fwd/cuda/sm80/decode/bf16/d256/within"),
+    ampere_decode<DType::kFloat16, 512, kApart>("attention_fwd/cuda/sm80/decode/f16/d512/apart"),
+    ampere_decode<DType::kFloat16, 512, kWithin>("attention_fwd/cuda/sm80/decode/f16/d512/within"),
+    ampere_decode<DType::kBFloat16, 512, kApart>("attention_fwd/cuda/sm80/decode/bf16/d512/apart"),
+    ampere_decode<DType::kBFloat16, 512, kWithin>("attention_fwd/cuda/sm80/decode/bf16/d512/within"),
+    narrow_decode<DType::kFloat16, 64, kApart, 4>("attention_fwd/cuda/sm80/decode_int4/f16/d64/apart"),
+    narrow_decode<DType::kFloat16, 64, kWithin, 4>("attention_fwd/cuda/sm80/decode_int4/f16/d64/within"),
+    narrow_decode<DType::kBFloat16, 64, kApart, 4>("attention_fwd/cuda/sm80/decode_int4/bf16/d64/apart"),
+    narrow_decode<DType::kBFloat16, 64, kWithin, 4>("attention_fwd/cuda/sm80/decode_int4/bf16/d64/within"),
+    narrow_decode<DType::kFloat16, 128, kApart, 4>("attention_fwd/cuda/sm80/decode_int4/f16/d128/apart"),
+    narrow_decode<DType::kFloat16, 128, kWithin, 4>("attention_fwd/cuda/sm80/decode_int4/f16/d128/within"),
+    narrow_decode<DType::kBFloat16, 128, kApart, 4>("attention_fwd/cuda/sm80/decode_int4/bf16/d128/apart"),
+    narrow_decode<DType::kBFloat16, 128, kWithin, 4>("attention_fwd/cuda/sm80/decode_int4/bf16/d128/within"),
+    narrow_decode<DType::kFloat16, 256, kApart, 4>("attention_fwd/cuda/sm80/decode_int4/f16/d256/apart"),
+    narrow_decode<DType::kFloat16, 256, kWithin, 4>("attention_fwd/cuda/sm80/decode_int4/f16/d256/within"),
+    narrow_decode<DType::kBFloat16, 256, kApart, 4>("attention_fwd/cuda/sm80/decode_int4/bf16/d256/apart"),
+    narrow_decode<DType::kBFloat16, 256, kWithin, 4>("attention_fwd/cuda/sm80/decode_int4/bf16/d256/within"),
+    narrow_decode<DType::kFloat16, 64, kApart>("attention_fwd/cuda/sm80/decode_quantized/f16/d64/apart"),
+    narrow_decode<DType::kFloat16, 64, kWithin>("attention_fwd/cuda/sm80/decode_quantized/f16/d64/within"),
+    narrow_decode<DType::kBFloat16, 64, kApart>("attention_fwd/cuda/sm80/decode_quantized/bf16/d64/apart"),
+    narrow_decode<DType::kBFloat16, 64, kWithin>("attention_fwd/cuda/sm80/decode_quantized/bf16/d64/within"),
+    narrow_decode<DType::kFloat16, 128, kApart>("attention_fwd/cuda/sm80/decode_quantized/f16/d128/apart"),
+    narrow_decode<DType::kFloat16, 128, kWithin>("attention_fwd/cuda/sm80/decode_quantized/f16/d128/within"),
+    narrow_decode<DType::kBFloat16, 128, kApart>("attention_fwd/cuda/sm80/decode_quantized/bf16/d128/apart"),
+    narrow_decode<DType::kBFloat16, 128, kWithin>("attention_fwd/cuda/sm80/decode_quantized/bf16/d128/within"),
+    narrow_decode<DType::kFloat16, 256, kApart>("attention_fwd/cuda/sm80/decode_quantized/f16/d256/apart"),
+    narrow_decode<DType::kFloat16, 256, kWithin>("attention_fwd/cuda/sm80/decode_quantized/f16/d256/within"),
+    narrow_decode<DType::kBFloat16, 256, kApart>("attention_fwd/cuda/sm80/decode_quantized/bf16/d256/apart"),
+    narrow_decode<DType::kBFloat16, 256, kWithin>("attention_fwd/cuda/sm80/decode_quantized/bf16/d256/within"),
+    narrow_decode<DType::kFloat16, 512, kApart>("attention_fwd/cuda/sm80/decode_quantized/f16/d512/apart"),
+    narrow_decode<DType::kFloat16, 512, kWithin>("attention_fwd/cuda/sm80/decode_quantized/f16/d512/within"),
+    narrow_decode<DType::kBFloat16, 512, kApart>("attention_fwd/cuda/sm80/decode_quantized/bf16/d512/apart"),
+    narrow_decode<DType::kBFloat16, 512, kWithin>("attention_fwd/cuda/sm80/decode_quantized/bf16/d512/within"),
     plain<AttentionParams, cuda::attention_fwd_decode, cuda::attention_fwd_decode_workspace>(
         "attention_fwd/cuda/generic/decode", kEvery, arithmetic::kSplit, cuda::attention_fwd_decode_supports,
         cuda::attention_cost_us<rates::kDecode>),

@@ -257,6 +257,7 @@ constexpr KernelEntry<AttentionParams> turing_forward(const char* name) {
                 has_head_dims<kDtype, kQkDim, kVDim>));
 }
 using cuda::sm80::DecodeMerge;
+inline constexpr DecodeMerge kApart = DecodeMerge::kApart, kWithin = DecodeMerge::kWithin;
 template <DecodeMerge kMerge, int kQkDim, int kVDim>
 constexpr const char* split_sm80() {
   return kMerge == DecodeMerge::kApart ? arithmetic::of_head_dims<arithmetic::kSplitApartSm80, kQkDim, kVDim>
@@ -271,25 +272,14 @@ constexpr KernelEntry<AttentionParams> ampere_decode(const char* name) {
                                  kQkDim, kVDim>,
       cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge>, cuda::sm80::attention_decode<kDtype, kQkDim, kVDim>));
 }
-template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
-constexpr KernelEntry<AttentionParams> ampere_decode_quantized(const char* name) {
-  return of_head_dims<cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>(
-      row<AttentionParams>(name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
-                           cuda::sm80::attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>,
-                           cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, 8>,
-                                                      cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
-                           cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 8>,
-                           cuda::sm80::attention_decode_quantized<kDtype, kQkDim, kVDim>));
-}
-template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kVDim = kQkDim>
-constexpr KernelEntry<AttentionParams> ampere_decode_int4(const char* name) {
-  return of_head_dims<cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>(
-      row<AttentionParams>(name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(),
-                           cuda::sm80::attention_decode_int4_supports<kDtype, kQkDim, kVDim, kMerge>,
-                           cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, 4>,
-                                                      cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
-                           cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, 4>,
-                           cuda::sm80::attention_decode_int4<kDtype, kQkDim, kVDim>));
+template <DType kDtype, int kQkDim, DecodeMerge kMerge, int kBits = 8, int kVDim = kQkDim>
+constexpr KernelEntry<AttentionParams> narrow_decode(const char* name) {
+  using Row = cuda::sm80::NarrowDecode<kBits, kDtype, kQkDim, kVDim, kMerge>;
+  return of_head_dims<cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>(row<AttentionParams>(
+      name, kAmpere, split_sm80<kMerge, kQkDim, kVDim>(), Row::supports,
+      cuda::cost_us_of_head_dims<AttentionParams, cuda::sm80::attention_decode_cost_us<kMerge, kBits>,
+                                 cuda::kDecodeQuantizedHeadDims, kQkDim, kVDim>,
+      cuda::sm80::plan_attention_decode<kQkDim, kVDim, kMerge, kBits>, Row::launch));
 }
 template <DType kDtype, int kQkDim, int kVDim = kQkDim>
 constexpr KernelEntry<AttentionParams> hopper_decode_group(const char* name) {

@@ -240,4 +240,16 @@ void attention_decode_quantized(const AttentionParams& p, const Plan& plan, void
 template <DType kDtype, int kQkDim, int kVDim>
 void attention_decode_int4(const AttentionParams& p, const Plan& plan, void* workspace, Stream stream);
 
+/// What the rows over pages of kBits have of their own: 8, or int4's 4.
+template <int kBits, DType kDtype, int kQkDim, int kVDim, DecodeMerge kMerge>
+struct NarrowDecode {
+  static constexpr auto supports = attention_decode_quantized_supports<kDtype, kQkDim, kVDim, kMerge>;
+  static constexpr auto launch = attention_decode_quantized<kDtype, kQkDim, kVDim>;
+};
+template <DType kDtype, int kQkDim, int kVDim, DecodeMerge kMerge>
+struct NarrowDecode<4, kDtype, kQkDim, kVDim, kMerge> {
+  static constexpr auto supports = attention_decode_int4_supports<kDtype, kQkDim, kVDim, kMerge>;
+  static constexpr auto launch = attention_decode_int4<kDtype, kQkDim, kVDim>;
+};
+
 }  // namespace flashkernel::cuda::sm80
