@@ -16,7 +16,13 @@ void widen_row(const PackedRow& row, std::int64_t dim, T* to) {
   const std::int64_t group = row.dtype == DType::kInt4x2 ? kInt4Group : kNvfp4Group;
   for (std::int64_t begin = 0; begin < dim; begin += group) {
     T values[16];
-    for (std::uint32_t e = 0; e < 16; ++e) values[e] = from_float<T>(row.number(e, begin));
+    if (row.dtype == DType::kInt4x2) {
+      const std::uint32_t word = row.word(begin);  // converted once, not once an element
+      const float step = packed_half(word & 0xffffu), zero = packed_half(word >> 16);
+      for (int e = 0; e < 16; ++e) values[e] = from_float<T>(static_cast<float>(e) * step + zero);
+    } else {
+      for (std::uint32_t e = 0; e < 16; ++e) values[e] = from_float<T>(row.number(e, begin));
+    }
     const std::int64_t end = std::min(dim, begin + group);
     for (std::int64_t i = begin; i < end; i += 2) {
       const unsigned char two = row.elements[i / 2];

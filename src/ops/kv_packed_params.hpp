@@ -53,6 +53,13 @@ struct PackedRow {
   DType dtype;
 
   FK_HOST_DEVICE std::uint32_t element(std::int64_t i) const { return elements[i / 2] >> (i % 2 * 4) & 15u; }
+  /// Of int4: the scale of element i's group in the low half, and its zero.
+  FK_HOST_DEVICE std::uint32_t word(std::int64_t i) const {
+    const std::int64_t at = page * scale.stride_page + head * scale.stride_head + slot * scale.stride_slot;
+    std::uint32_t both;
+    memcpy(&both, scale.data + at + i / kInt4Group, sizeof both);
+    return both;
+  }
   FK_HOST_DEVICE float operator[](std::int64_t i) const { return number(element(i), i); }
   /// What an element of these bits is as number i of the row.
   FK_HOST_DEVICE float number(std::uint32_t bits, std::int64_t i) const {
