@@ -4,6 +4,8 @@ read, and the engine with such a cache.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def int4_cache(pages: int, page_size: int, heads: int, *dims: int) -> tuple[list, tuple]:
+def int4_cache(pages: int, page_size: int, heads: int, *dims: int) -> tuple[Any, Any]:
     """Pages of keys and values, and their scales: NaN until they are written."""
     stored = [np.zeros((pages, page_size, heads, dim // 2), np.uint8) for dim in dims]
     scales = tuple(np.full((pages, heads, page_size, -(-dim // 32), 2), np.nan, np.float16) for dim in dims)
@@ -32,7 +34,7 @@ def test_append_and_read_against_the_oracle(dims: tuple[int, int], dtype: str) -
     k[0, 0, 3], k[1, 1, 2], k[2, 0], k[3, 0], k[5, 1] = np.nan, np.inf, 0, 0.1, 1e-7
     k[4] *= 300
     (k_pages, v_pages), scales = int4_cache(2, 16, 2, *dims)
-    options = {"kv_scales": scales, "kv_dtype": "int4"}
+    options: dict[str, Any] = {"kv_scales": scales, "kv_dtype": "int4"}
     fk.kv_append(k, v, k_pages, v_pages, np.array([*range(16, 24), 24]), **options)
     for tokens, pages, stored in ((k, k_pages, scales[0]), (v, v_pages, scales[1])):
         packed, expected = reference.kv_quantize_int4(tokens)
@@ -60,8 +62,9 @@ def test_append_with_rope_is_a_step_from_the_oracle_at_most() -> None:
     k, v, q = normal(4, 4, 3, 64), normal(5, 4, 3, 64), normal(6, 4, 6, 64)
     (k_pages, v_pages), scales = int4_cache(2, 16, 3, 64, 64)
     positions = np.array([7, 0, 12345, 3])
-    rope = {"positions": positions, "theta": 500.0, "q": q}
+    rope: Any = {"positions": positions, "theta": 500.0, "q": q}
     fk.kv_append(k, v, k_pages, v_pages, np.array([3, 2, -1, 16]), rope=rope, kv_scales=scales, kv_dtype="int4")
+    true_k: Any
     _, true_k = reference.rope(q.transpose(1, 0, 2)[None], k.transpose(1, 0, 2)[None], positions, theta=500.0)
     numbers, _ = fk.kv_read(
         k_pages, v_pages, np.array([[0, 1]], np.int32), np.array([17]), kv_scales=scales, kv_dtype="int4"
@@ -85,14 +88,17 @@ def test_attention_error(seq_q: int, dtype: str) -> None:
     cache = fk.KvCache(pool)
     sequence = cache.create()
     slots = cache.append(sequence, length)
+    pages: Any
     pages, scales = (pool.k_pages(), pool.v_pages()), pool.scales()
     assert pool.dtype == "int4" and scales is not None
     assert pages[0].shape == (24, 16, 2, 32) and scales[0].shape == (24, 2, 16, 2, 2)
-    options = {"kv_scales": scales, "kv_dtype": pool.dtype}
-    fk.kv_append(k, v, *pages, slots, **options)
+    options: dict[str, Any] = {"kv_scales": scales, "kv_dtype": pool.dtype}
+    fk.kv_append(k, v, pages[0], pages[1], slots, **options)
     table, lengths = cache.block_table([sequence])
+    given: Any
+    tensors: Any
     given, tensors = torch.from_numpy(q).to(getattr(torch, dtype)), [torch.from_numpy(p) for p in pages]
-    out = f64(fk.attention_paged(given, *tensors, table, lengths, **options).float().numpy())
+    out = f64(fk.attention_paged(given, tensors[0], tensors[1], table, lengths, **options).float().numpy())
     exact = reference.attention(f64(given.float().numpy()), *(f64(x).transpose(1, 0, 2)[None] for x in (k, v)))[0]
     stored = [reference.kv_numbers(*reference.kv_quantize_int4(x), "int4").transpose(1, 0, 2)[None] for x in (k, v)]
     over_stored = reference.attention(f64(given.float().numpy()), *stored)[0]
@@ -101,8 +107,8 @@ def test_attention_error(seq_q: int, dtype: str) -> None:
     assert error.max() < LARGEST and 0.002 < np.sqrt((error**2).mean()) < MEAN
     # Copies on write take elements and scales along.
     fork = cache.fork(sequence)
-    fk.kv_append(k[:1], v[:1], *pages, cache.append(fork, 1), **options)
-    again = fk.attention_paged(given, *tensors, table, lengths, **options)
+    fk.kv_append(k[:1], v[:1], pages[0], pages[1], cache.append(fork, 1), **options)
+    again = fk.attention_paged(given, tensors[0], tensors[1], table, lengths, **options)
     np.testing.assert_array_equal(f64(again.float().numpy()), out)
 
 
@@ -114,51 +120,54 @@ def test_nvfp4_is_read() -> None:
     stored = [torch.from_numpy(s).to(torch.float8_e4m3fn) for s in scales]
     factors = (0.5, 2.0)
     table, lengths = np.array([[4, 1, 3]], np.int32), np.array([37])
-    options = {"kv_scales": (*stored, *factors), "kv_dtype": "float4_e2m1fn_x2"}
+    options: dict[str, Any] = {"kv_scales": (*stored, *factors), "kv_dtype": "float4_e2m1fn_x2"}
     numbers = [
         reference.kv_numbers(p, s.float().numpy().swapaxes(1, 2), "float4_e2m1fn_x2", f)[table[0]]
         for p, s, f in zip(pages, stored, factors, strict=True)
     ]
     rows = [n.reshape(48, *n.shape[2:])[:37] for n in numbers]
-    tensors = [torch.from_numpy(p) for p in pages]
+    tensors: Any = [torch.from_numpy(p) for p in pages]
     for given in (tensors, [t.view(torch.float4_e2m1fn_x2) for t in tensors]):
-        read = fk.kv_read(*given, table, lengths, max_seq=37, **options)
+        read = fk.kv_read(given[0], given[1], table, lengths, max_seq=37, **options)
         for out, expected in zip(read, rows, strict=True):
             np.testing.assert_array_equal(f64(out.numpy())[0], expected)
     q = normal(8, 1, 4, 3, 64)
-    out = fk.attention_paged(torch.from_numpy(q), *tensors, table, lengths, causal=True, **options)
+    out = fk.attention_paged(torch.from_numpy(q), tensors[0], tensors[1], table, lengths, causal=True, **options)
     expected, _ = reference.attention(f64(q), *(r.transpose(1, 0, 2)[None] for r in rows), causal=True)
     np.testing.assert_allclose(f64(out.numpy()), expected, atol=1e-5)
     with pytest.raises(ValueError, match=r"^kv_append: k_pages is float4_e2m1fn_x2, which is read and copied"):
-        tokens = torch.zeros(1, 2, 64), torch.zeros(1, 2, 48)
-        fk.kv_append(*tokens, *tensors, torch.tensor([0]), **options)
+        tokens: Any = (torch.zeros(1, 2, 64), torch.zeros(1, 2, 48))
+        fk.kv_append(tokens[0], tokens[1], tensors[0], tensors[1], torch.tensor([0]), **options)
 
 
 def test_torch_ops_under_compile_and_refusals() -> None:
     k, v = torch.from_numpy(normal(1, 5, 2, 64)), torch.from_numpy(normal(2, 5, 2, 64))
     q = torch.from_numpy(normal(3, 1, 4, 1, 64))
     stored, scales = int4_cache(2, 16, 2, 64, 64)
+    pages: Any
     pages, scales = [torch.from_numpy(p) for p in stored], tuple(torch.from_numpy(s) for s in scales)
     table, lengths = torch.tensor([[1]], dtype=torch.int32), torch.tensor([5])
 
     def step(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        options = {"kv_scales": scales, "kv_dtype": "int4"}
-        fkt.kv_append(k, v, *pages, torch.arange(16, 21), **options)
-        out = fkt.attention_paged(q, *pages, table, lengths, **options)
-        return out, fkt.kv_read(*pages, table, lengths, max_seq=5, **options)[0]
+        options: dict[str, Any] = {"kv_scales": scales, "kv_dtype": "int4"}
+        fkt.kv_append(k, v, pages[0], pages[1], torch.arange(16, 21), **options)
+        out = fkt.attention_paged(q, pages[0], pages[1], table, lengths, **options)
+        return out, fkt.kv_read(pages[0], pages[1], table, lengths, max_seq=5, **options)[0]
 
     out, read = step(q)
     traced_out, traced_read = torch.compile(step, backend="aot_eager", fullgraph=True)(q)
     assert traced_read.shape == (1, 5, 2, 64)
     assert torch.equal(out, traced_out) and torch.equal(read, traced_read)
     with pytest.raises(ValueError, match=r"^attention_paged: k_scales is float32.*; needs float16|k_scales"):
-        fk.attention_paged(q, *pages, table, lengths, kv_scales=(torch.ones(2), torch.ones(2)), kv_dtype="int4")
+        fk.attention_paged(
+            q, pages[0], pages[1], table, lengths, kv_scales=(torch.ones(2), torch.ones(2)), kv_dtype="int4"
+        )
     with pytest.raises(ValueError, match=r"elements of k_pages.shape\[3\]=64 but q.shape\[3\]=32"):
-        fk.attention_paged(q[..., :32], *pages, table, lengths, kv_scales=scales, kv_dtype="int4")
+        fk.attention_paged(q[..., :32], pages[0], pages[1], table, lengths, kv_scales=scales, kv_dtype="int4")
     with pytest.raises(ValueError, match=r"scales of whole tensors are given but k_pages is int4"):
-        fk.attention_paged(q, *pages, table, lengths, kv_scales=(*scales, 2.0, 1.0), kv_dtype="int4")
+        fk.attention_paged(q, pages[0], pages[1], table, lengths, kv_scales=(*scales, 2.0, 1.0), kv_dtype="int4")
     with pytest.raises(ValueError, match=r"^attention_paged: k_pages has dtype uint8; pass kv_dtype="):
-        fk.attention_paged(q, *pages, table, lengths, kv_scales=scales)
+        fk.attention_paged(q, pages[0], pages[1], table, lengths, kv_scales=scales)
     with pytest.raises(ValueError, match=r"^KvPagePool: head_dim=33; needs an even number with int4"):
         fk.KvPagePool(2, 1, 33, page_size=16, dtype="int4")
 

@@ -71,7 +71,7 @@ def kv_quantize_int4(x: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.float1
     scales = np.zeros((*values.shape[:-1], groups, 2), np.float16)
     for g in range(groups):
         group = np.clip(values[..., 32 * g : 32 * g + 32], np.float32(-65024), np.float32(65024))
-        bad = np.isnan(group).any(-1)
+        bad = np.asarray(np.isnan(group).any(-1))
         group = np.where(bad[..., None], np.float32(0), group)
         zero = group.min(-1).astype(np.float16)
         most = np.maximum(group.max(-1) - zero.astype(np.float32), np.float32(0))
@@ -81,7 +81,7 @@ def kv_quantize_int4(x: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.float1
         elements[..., 32 * g : 32 * g + 32] = np.clip(np.rint(steps), 0, 15)
         scales[..., g, 0], scales[..., g, 1] = np.where(bad, np.nan, scale), np.where(bad, np.nan, zero)
     elements = np.pad(elements, [(0, 0)] * (elements.ndim - 1) + [(0, dim % 2)])
-    return elements[..., ::2] | elements[..., 1::2] << 4, scales
+    return (elements[..., ::2] | elements[..., 1::2] << 4).astype(np.uint8), scales
 
 
 def kv_numbers(packed: ArrayLike, scales: ArrayLike, kv_dtype: str, tensor_scale: float = 1.0) -> Float:
