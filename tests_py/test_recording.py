@@ -66,7 +66,7 @@ def test_gradients_are_not_dropped(case, path):
 @pytest.mark.parametrize("case, path", INPUTS)
 def test_not_leaves_either(case, path):
     op, keywords = CASES[case]
-    tensor = arrays(keywords)[path].clone().requires_grad_() * 1
+    tensor = arrays(keywords)[path].clone().requires_grad_().clone()
     with pytest.raises(RuntimeError, match=f"^{op}: .* requires a gradient"):
         run(case, path, tensor)
 
@@ -93,9 +93,12 @@ def test_changes_are_counted(case, path):
     assert others == {at: t._version for at, t in arrays(keywords).items() if at not in written(case)}
 
 
-@pytest.mark.parametrize(
-    "case, path", [p for p in WRITTEN if arrays(CASES[p.values[0]][1])[p.values[1]].is_floating_point()]
-)
+def has_products(tensor):
+    """torch multiplies no 8-bit floats."""
+    return tensor.is_floating_point() and tensor.element_size() > 1
+
+
+@pytest.mark.parametrize("case, path", [p for p in WRITTEN if has_products(arrays(CASES[p.values[0]][1])[p.values[1]])])
 def test_autograd_sees_that_what_it_saved_has_changed(case, path):
     saved = arrays(CASES[case][1])[path].clone()
     factor = torch.ones_like(saved).requires_grad_()
