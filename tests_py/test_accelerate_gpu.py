@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from flashkernel.generate import NonFiniteLogitsError, SamplingOptions
-from flashkernel.generate.arrays import available_devices
+from flashkernel.generate.devices import available_devices
 from flashkernel.integrations.accelerate.fingerprint import Fingerprint
 from flashkernel.integrations.transformers import accelerate
 from test_accelerate import IDS, LEFT, make

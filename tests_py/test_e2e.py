@@ -18,8 +18,8 @@ pytest.importorskip("tokenizers")
 
 from flashkernel.bench.e2e import build
 from flashkernel.generate import Engine, SamplingOptions, TextTokenizer, find_model, load_model
-from flashkernel.generate.arrays import available_devices
 from flashkernel.generate.decode import decode_step
+from flashkernel.generate.devices import available_devices
 from flashkernel.generate.sampling_options import wanted
 from flashkernel.integrations.accelerate import accelerate, restore
 

@@ -4,6 +4,8 @@ cancelled.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import flashkernel as fk
 from flashkernel.generate import Engine, NonFiniteLogitsError, PromptError, SamplingOptions
-from flashkernel.generate.arrays import CudaArrays, HostArrays, TorchArrays, available_devices
+from flashkernel.generate.arrays import CudaArrays, HostArrays, TorchArrays
 from flashkernel.generate.checkpoint import MemoryCheckpoint
+from flashkernel.generate.devices import available_devices
 from flashkernel.generate.model import Model, build_model
 from flashkernel.generate.request import Request
 
@@ -471,3 +474,66 @@ def test_lockstep_refuses_what_it_cannot_hold() -> None:
     while not request.finish:
         engine.step()
     assert request.generated == alone("numpy", [1, 2, 3], 9, SamplingOptions())
+
+
+class Watched(TorchArrays):
+    """Says whether its device is the current one."""
+
+    is_active = 0
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        self.is_active += 1
+        try:
+            yield
+        finally:
+            self.is_active -= 1
+
+
+def test_steps_run_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the engine is called, the model's device is the current one: graphs and streams are those of it."""
+    arrays = Watched()
+    model = llama(arrays)
+    forward, seen = model.forward, []
+
+    def watched(*args: Any) -> Any:
+        seen.append(arrays.is_active > 0)
+        return forward(*args)
+
+    monkeypatch.setattr(model, "forward", watched)
+    engine = Engine(model, page_size=16, num_pages=32)
+    list(engine.generate(PROMPTS[:2], max_new_tokens=3, stop_tokens=STOP))
+    request = engine.submit(PROMPTS[0], max_new_tokens=3, stop_tokens=frozenset())
+    while request.finish is None:
+        engine.step()
+    engine.score(PROMPTS[1])
+    with engine.lockstep(PROMPTS[:2], 3) as batch:
+        batch.step(batch.prefill().argmax(-1))
+    assert len(seen) >= 10 and all(seen) and arrays.is_active == 0
+
+
+def test_cuda_arrays_name_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, entered = TorchArrays(), list[str]()
+    arrays.device, arrays.asynchronous = "cuda:1", True
+
+    @contextlib.contextmanager
+    def device(name: str) -> Iterator[None]:
+        entered.append(name)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    with arrays.active():
+        pass
+    assert entered == ["cuda:1"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_device_may_be_current() -> None:
+    """A model of the first GPU while the second one is current: graphs were captured there, and did nothing."""
+    expected = [alone("cuda", prompt, 12, SamplingOptions(), i) for i, prompt in enumerate(PROMPTS)]
+    with torch.cuda.device(1):
+        assert [alone("cuda", prompt, 12, SamplingOptions(), i) for i, prompt in enumerate(PROMPTS)] == expected
+        engine, got = Engine(MODELS["cuda"], page_size=16), [[] for _ in PROMPTS]
+        for event in engine.generate(PROMPTS, max_new_tokens=12, stop_tokens=STOP):
+            got[event.sequence].append(event.token)
+        assert got == expected

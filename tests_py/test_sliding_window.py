@@ -12,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flashkernel.generate import Engine, SamplingOptions
-from flashkernel.generate.arrays import CudaArrays, HostArrays, TorchArrays, available_devices
+from flashkernel.generate.arrays import CudaArrays, HostArrays, TorchArrays
+from flashkernel.generate.devices import available_devices
 from flashkernel.generate.model import Model
 from test_scheduler import PROMPTS, SAMPLED, SETUPS, llama
 

@@ -141,11 +141,11 @@ def _attention_fp8(inputs: Inputs) -> _Pairs:
     q64 = np.where(place % 13 == 0, np.where(place % 2, 1.0, -1.0), 0.0)[: 2 * 9 * inputs.head_dim]
     k64 = np.where(place % 7 == 0, np.where(place % 4 < 2, 1.0, -1.0), 0.0)[: 33 * inputs.head_dim]
     v64 = (place * 5 % 17 - 8.0)[: 33 * inputs.head_dim] / 4
-    arrays = [x.reshape(1, -1, n, inputs.head_dim) for x, n in ((q64, 9), (k64, 33), (v64, 33))]
-    bits = [inputs.bytes(_e4m3_bits(x)) for x in arrays]
-    options = {"scale": float(np.log(2.0)), "causal": True}
-    out = fk.attention_fp8(*bits, 2.0, 0.5, 0.25, out_dtype=inputs.dtype, **options, **inputs.options)
-    return [(out, reference.attention_fp8(*arrays, 2.0, 0.5, 0.25, **options)[0])]
+    q, k, v = (x.reshape(1, -1, n, inputs.head_dim) for x, n in ((q64, 9), (k64, 33), (v64, 33)))
+    q8, k8, v8 = (inputs.bytes(_e4m3_bits(x)) for x in (q, k, v))
+    options: dict[str, Any] = {"scale": float(np.log(2.0)), "causal": True}
+    out = fk.attention_fp8(q8, k8, v8, 2.0, 0.5, 0.25, out_dtype=inputs.dtype, **options, **inputs.options)
+    return [(out, reference.attention_fp8(q, k, v, 2.0, 0.5, 0.25, **options)[0])]
 
 
 def _e4m3_bits(values: np.ndarray) -> np.ndarray:

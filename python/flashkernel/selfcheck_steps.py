@@ -35,11 +35,11 @@ def decode_step(inputs: Any) -> list[tuple[Any, np.ndarray]]:
     )
     frequencies = (10000.0 ** -np.linspace(0, 1, dim // 2)).astype(np.float32)
     (kp, kp64), (vp, vp64) = (inputs.randn(2, 6, 64, heads_kv, dim) for _ in range(2))
-    truth = reference.decode_step(
+    oracle: Any = reference.decode_step  # the weights come as one list
+    step: Any = fk.decode_step
+    truth = oracle(
         *(np.array(values) for values in indices), *(weight[1] for weight in weights), frequencies, kp64, vp64
     )
     arrays = [inputs.index(values) for values in indices]
-    logits = fk.decode_step(
-        *arrays, *(weight[0] for weight in weights), inputs.float32(frequencies), kp, vp, **inputs.options
-    )
+    logits = step(*arrays, *(weight[0] for weight in weights), inputs.float32(frequencies), kp, vp, **inputs.options)
     return list(zip((logits, kp, vp), truth, strict=True))

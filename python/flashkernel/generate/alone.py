@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 __all__ = ["LEFT_BEHIND", "Turn", "alone"]
@@ -24,6 +25,8 @@ class _TakesTurns(Protocol):
     turn: Turn
 
     def abandon(self) -> None: ...
+
+    def active(self) -> AbstractContextManager[Any]: ...
 
 
 class Turn:
@@ -71,14 +74,15 @@ E = TypeVar("E", bound=_TakesTurns)
 
 
 def alone(method: Callable[Concatenate[E, P], R]) -> Callable[Concatenate[E, P], R]:
-    """A method that refuses to run while another thread is inside the engine."""
+    """A method that refuses to run while another thread is inside the engine, and runs on the engine's device."""
 
     @functools.wraps(method)
     def call(self: E, *args: P.args, **kwargs: P.kwargs) -> R:
         turn = self.turn
         turn.take()
         try:
-            return method(self, *args, **kwargs)
+            with self.active():
+                return method(self, *args, **kwargs)
         finally:
             turn.__exit__()
 

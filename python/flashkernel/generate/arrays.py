@@ -8,6 +8,7 @@ bits.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from ..quantized import FP8, TILE_ROWS, QuantizedWeight, dequantize, dequantize_
 from .checkpoint import bfloat16_to_float32, float32_to_bfloat16
 from .sampling import draw, log_probabilities, penalise
 
-__all__ = ["DTYPES", "CudaArrays", "HostArrays", "TorchArrays", "arrays_for", "available_devices"]
+__all__ = ["DTYPES", "CudaArrays", "HostArrays", "TorchArrays"]
 
 DTYPES = ("float32", "float16", "bfloat16")
 ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
@@ -141,6 +142,10 @@ class HostArrays:
         """`fetch` of values in the model's dtype, as float32."""
         copy = self.to_float32(values.copy())
         return lambda: copy
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """While steps run: the device's own streams and graphs are the current ones, whatever was current before."""
+        return contextlib.nullcontext()
 
     def wait(self) -> None:
         """Returns when all work that was queued is done."""
@@ -444,6 +449,9 @@ class TorchArrays(HostArrays):
         wait = self.fetch(values)
         return lambda: wait().astype(np.float32, copy=False)
 
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        return self._torch.cuda.device(self.device) if self.asynchronous else contextlib.nullcontext()
+
     def wait(self) -> None:
         if self.asynchronous:
             if self.watch is not None:
@@ -587,28 +595,3 @@ class CudaArrays(TorchArrays):
 def _likes_tiles() -> bool:
     """Whether a kernel here reads blocks of 16 rows side by side."""
     return any(kernel.id == "quantized_linear/cpu/avx512_vnni" and kernel.available for kernel in fk.kernels())
-
-
-_NAMESPACES: dict[str, type[HostArrays]] = {"cuda": CudaArrays, "cpu": HostArrays}
-
-
-def available_devices() -> list[str]:
-    """Devices that have both an attention kernel that this machine can run and an array type here, best first."""
-    runnable = {kernel.device for kernel in fk.kernels() if kernel.op == "attention_fwd" and kernel.available}
-    return [device for device in _NAMESPACES if device in runnable and (device != "cuda" or CudaArrays.usable())]
-
-
-def arrays_for(device: str, dtype: str) -> HostArrays:
-    """The arrays of "cpu", "cuda" or "auto" (a CUDA device if this build and machine have one, else the CPU)."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"generate: device {device!r}; auto, cpu or cuda is needed")
-    found = available_devices()
-    if device == "auto":
-        device = found[0] if found else "cpu"
-    if device not in found:
-        raise NotImplementedError(
-            f"generate: device {device!r} was asked for, but text generation can run on "
-            f"{', '.join(found) or 'no device'} here; a GPU needs a CUDA build, and torch with CUDA for its arrays "
-            f"(`flashkernel doctor` tells)"
-        )
-    return _NAMESPACES[device](dtype)

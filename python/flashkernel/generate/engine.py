@@ -8,6 +8,7 @@ anything raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,10 @@ class Engine:
         """Forgets all requests and pages without giving them back: for the child of a fork in the midst of a step."""
         LEFT_BEHIND.append(self._scheduler)
         self._scheduler, self._backlog = None, []
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Makes the model's device the current one."""
+        return self.model.arrays.active()
 
     def _agree(self, name: str, *arguments: Any) -> None:
         """Raises ValueError where the ranks that share the model make different calls."""

@@ -42,7 +42,8 @@ class Lockstep:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._scheduler.model.arrays.wait()
+        with self._scheduler.model.arrays.active():
+            self._scheduler.model.arrays.wait()
         for request in self._requests:
             if request.handle is not None:
                 if self._scheduler.prefix_sharing and kind is None:
@@ -53,6 +54,10 @@ class Lockstep:
 
     def prefill(self) -> Any:
         """Logits [sequences, vocab] behind the prompts."""
+        with self._scheduler.model.arrays.active():
+            return self._prefill()
+
+    def _prefill(self) -> Any:
         scheduler, arrays = self._scheduler, self._scheduler.model.arrays
         for request in self._requests:
             tokens = np.array(request.tokens, np.int32)
@@ -90,4 +95,5 @@ class Lockstep:
             length = scheduler.cache.length(request.handle)
             slots = scheduler.cache.append(request.handle, 1)
             rows.append(Row(request, length, slots, scheduler.cache.pages(request.handle)))
-        return scheduler.decoder.run_logits(rows, np.asarray(tokens, np.int64))
+        with scheduler.model.arrays.active():
+            return scheduler.decoder.run_logits(rows, np.asarray(tokens, np.int64))

@@ -18,9 +18,10 @@ import numpy as np
 
 import flashkernel as fk
 
-from .arrays import HostArrays, arrays_for
+from .arrays import HostArrays
 from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import array, integer, read_field, token_ids
+from .devices import arrays_for
 from .errors import CheckpointError, ModelMemoryError, UnsupportedModelError
 from .files import describe, shown
 from .gguf_checkpoint import GgufCheckpoint
@@ -42,7 +43,7 @@ ACTIVATIONS = {
 
 # Where steps are made of `flashkernel.fused_linear` and `qkv_append`: up to how many rows, and numbers in a matrix, a
 # GPU ran them faster than the ops that they stand for (lab/notebooks/linear_fused.md).
-FUSED_ROWS, FUSED_NUMBERS = 1, 1 << 25
+FUSED_ROWS, FUSED_NUMBERS = 1, 1 << 22
 
 # Masks and tables that older versions of Transformers saved beside the weights.
 _BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")

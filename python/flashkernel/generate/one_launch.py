@@ -125,7 +125,8 @@ class OneLaunch:
     def forward(self, batch: PagedBatch) -> Any:
         """Logits [rows, vocab] of one new token for each row; keys and values are written."""
         model = self.model
-        logits = fk.decode_step(
+        call: Any = fk.decode_step  # the weights are a tuple of many kinds
+        logits = call(
             batch.tokens,
             batch.positions,
             batch.slots,
