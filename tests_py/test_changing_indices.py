@@ -15,6 +15,7 @@ def test_indices_that_change_never_lead_astray() -> None:
     counts = {tuple(line.split()[:2]): tuple(map(int, line.split()[2:])) for line in lines}
     names = {"targets", "cu_q", "cu_k", "table", "lens", "slots", "src", "dst", "positions", "logits"}
     names |= {"prefix", "prefix_lens", "groups"}
+    names |= {"tokens"}
     assert {name for _, name in counts} == names
     for call, (served, refused) in counts.items():
         assert served + refused > 0, call

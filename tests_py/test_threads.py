@@ -169,7 +169,7 @@ def test_every_method_is_in_the_table() -> None:
     public = {name for cls in (fk.KvCache, fk.KvPagePool) for name in vars(cls) if not name.startswith("_")}
     constants = {"num_pages", "page_size", "num_layers", "heads_kv", "head_dim", "head_dim_v", "dtype", "device"}
     by_another_name = {"pool", "create", "free", "take", "give_back", "k_pages", "v_pages", "scales"} | {
-        "num_references", "num_free", "num_used"
+        "k_layers", "v_layers", "num_references", "num_free", "num_used"
     }  # fmt: skip
     assert public - constants - by_another_name <= set(METHODS)
     for cls in (fk.KvCache, fk.KvPagePool):

@@ -79,10 +79,12 @@ def ones(*shape):
 
 
 # The fused losses are refused: test_triton.py runs the example of each, which says so. So are packed masks
-# (test_recording.py).
+# and block masks (test_recording.py).
 REFUSED = {name for name in fk_triton.OPS if name.startswith(("linear_cross_entropy", "linear_selected_log_prob"))}
 CASES = {
-    name: case for name, case in calls().items() if case[0] in set(fk_triton.OPS) - REFUSED and "mask" not in case[1]
+    name: case
+    for name, case in calls().items()
+    if case[0] in set(fk_triton.OPS) - REFUSED and not {"mask", "block_mask"} & {*case[1]}
 }
 
 

@@ -78,7 +78,7 @@ def fits(annotation: str, value: Any) -> bool:
         return annotation in ("None", f"Literal[{value}]") and (annotation != "None" or value is None)
     if annotation.startswith("KvAppendRope"):
         return ("WithQ" in annotation) == (value is not None and "q" in value)
-    return value is not None or "None" in annotation or annotation in ("Any", "Axis", "Window")
+    return value is not None or "None" in annotation or annotation in ("Any", "Axis", "KvScales", "Window")
 
 
 def shape(result: Any) -> str:
@@ -107,20 +107,22 @@ def variants(op: str, keywords: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def test_every_array_that_an_op_takes_is_in_a_call():
     """The tests of gradients, tangents, version counters and JAX's arrays go over the arrays of keyword_calls.py."""
-    of_rope = {
+    names = {
         ("rope", name)
         for kind in (KvAppendRope, KvAppendRopeWithQ)
         for name, type_ in get_type_hints(kind).items()
         if "DLPack" in str(type_)
     }
-    assert {name for _, name in of_rope} == {"positions", "inv_freq", "cos", "sin", "q", "q_out", "q_norm", "k_norm"}
+    assert {name for _, name in names} == {"positions", "inv_freq", "cos", "sin", "q", "q_out", "q_norm", "k_norm"}
+    # qkv_append makes q and its norms itself.
+    of_rope = {"kv_append": names, "qkv_append": {("rope", "positions"), ("rope", "inv_freq")}}
     for op in OPS:
         taken = {
             (name,)
             for overload in stub()[op]
             for name, annotation in annotations(overload).items()
-            if "DLPack" in annotation or "ArrayT" in annotation
-        } | (of_rope if op == "kv_append" else set())
+            if "DLPack" in annotation or "ArrayT" in annotation or annotation == "KvScales"
+        } | of_rope.get(op, set())
         given = {
             path[: 2 if path[0] == "rope" else 1]
             for name, call in calls().values()

@@ -28,7 +28,7 @@ from .ops import OPS
 from .quantized import QuantizedWeight, tiled
 from .reference.ops import float8_numbers
 from .selfcheck_inputs import Inputs
-from .selfcheck_steps import decode_step
+from .selfcheck_steps import attention_blocks, attention_paged_int4, decode_step
 from .typing import KvAppendRope
 
 __all__ = ["SAMPLES", "CheckResult", "Inputs", "Sample", "check_kernel", "check_kernels", "samples_of"]
@@ -416,6 +416,9 @@ CASES: dict[str, list[_Case]] = {
         _attention_bias,
         _attention_paged,
         _attention_paged_int8,
+        attention_paged_int4,
+        partial(attention_paged_int4, seq_q=33),
+        attention_blocks,
     ],
     "attention_bwd": [_attention_bwd],
     "attention_fp8": [_attention_fp8],

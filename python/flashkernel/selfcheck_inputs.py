@@ -44,6 +44,9 @@ class Inputs:
     def float32(self, values: np.ndarray) -> Any:
         return self._put(values.astype(np.float32))
 
+    def float16(self, values: np.ndarray) -> Any:
+        return self._put(values.astype(np.float16))
+
     def rounded(self, values: np.ndarray) -> Any:
         """Values in the case's dtype, for arguments that an earlier op made."""
         return (

@@ -20,7 +20,16 @@ from . import decode, fused_linear, linear, linear_fp8, linear_loss, quantized_l
 
 __all__ = ["OPS", "Representative", "call_for", "kernels", "representative"]
 
-MODES = ("decode", "decode_quantized", "few_rows", "long_rows", "quantized_held", "quantized_walked", "walked")
+MODES = (
+    "decode",
+    "decode_int4",
+    "decode_quantized",
+    "few_rows",
+    "long_rows",
+    "quantized_held",
+    "quantized_walked",
+    "walked",
+)
 _SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
 
@@ -50,10 +59,14 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
         dtype = "float16"
     elif "amx" in parts:
         dtype = dtype or "bfloat16"
+    elif op == "attention_fp8":  # what its output has
+        dtype = dtype if dtype in ("float16", "bfloat16") else "bfloat16"
     elif dtype is None:
         matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
         dtype = "float32" if backend == "cpu" else "float16" if matmul else "bfloat16"
     mode = next((part for part in parts if part in MODES), "")
+    if op == "attention_fwd" and backend == "cpu" and "widened" in parts[0]:
+        mode = "decode_int4"
     if op == "quantized_linear" and parts[0] in ("amx", "avx512_vnni"):
         mode = "tiles"
     bucket = next((int(part[1:]) for part in parts if re.fullmatch(r"d\d+", part)), 0)
@@ -87,7 +100,29 @@ def _decode_quantized(s: Settings, r: Representative) -> Pair:
     return ours, peers, {"read": nbytes(q, k8, v8), "written": nbytes(q), "sizes": sizes}
 
 
+def _decode_int4(s: Settings, r: Representative) -> Pair:
+    """Keys and values of 4 bits with a scale and a zero for 32 of them; the peers attend over the same at 16 bits."""
+    torch = baselines.require_torch()
+    batch, cache, page = s.pick(quick=(2, 256, 16), cpu=(8, 1024, 256), cuda=(32, 4096, 256))
+    inputs, dim = Inputs(s.device, r.dtype), r.head_dim
+    q = inputs.randn(batch, 32, 1, dim)
+    # Scale 1/8 and zero -1 in every group: 16 bits hold the numbers exactly.
+    k4, v4 = (torch.randint(0, 256, (batch, 8, cache, dim // 2), dtype=torch.uint8, device=q.device) for _ in range(2))
+    k, v = ((torch.stack([x & 15, x >> 4], -1).flatten(-2).float() / 8 - 1).to(q.dtype) for x in (k4, v4))
+    *pages, table = inputs.paged(k4, v4, page)
+    scale = torch.tensor([0.125, -1.0], dtype=torch.float16, device=q.device)
+    scales = scale.expand(batch * cache // page, 8, page, -(-dim // 32), 2).contiguous()
+    copies = [[x.clone() for x in pages] for _ in range(inputs.sets(nbytes(k4, v4), from_memory=s.cuda))]
+    paged = [(q, *pool, table, inputs.index([cache] * batch)) for pool in copies]
+    peers = [*baselines.sdpa_providers(s, r.dtype, [(q, k.clone(), v.clone()) for _ in copies], False)]
+    sizes = f"batch {batch}, cache {cache}, 32/8 heads, pages of {page}, int4"
+    ours = each(fk.attention_paged, paged, kv_scales=(scales, scales), kv_dtype="int4")
+    return ours, peers, {"read": nbytes(q, k4, v4, scales, scales), "written": nbytes(q), "sizes": sizes}
+
+
 def _attention_fwd(s: Settings, r: Representative) -> Pair:
+    if r.mode == "decode_int4":
+        return _decode_int4(s, r)
     if r.mode == "decode_quantized":
         return _decode_quantized(s, r)
     if r.mode == "decode":
@@ -174,8 +209,9 @@ def _attention_fp8(s: Settings, r: Representative) -> Pair:
     batch, heads, seq = s.pick(quick=(1, 2, 64), cpu=(1, 8, 1024), cuda=(4, 16, 4096))
     dtype = "float16" if r.dtype == "float16" else "bfloat16"
     inputs = Inputs(s.device, dtype)
-    numbers = [inputs.randn(batch, heads, seq, dim) for _ in range(3)]
-    ours = each(fk.attention_fp8, [tuple(x.to(torch.float8_e4m3fn) for x in numbers)], out_dtype=dtype)
+    eights = [inputs.randn(batch, heads, seq, dim).to(torch.float8_e4m3fn) for _ in range(3)]
+    numbers = [x.to(getattr(torch, dtype)) for x in eights]
+    ours = each(fk.attention_fp8, [tuple(eights)], out_dtype=dtype)
     peer = Provider("sdpa, 16 bits", each(torch.nn.functional.scaled_dot_product_attention, [tuple(numbers)]), PEER)
     size = nbytes(*numbers)
     return ours, [peer], {"flop": 4.0 * batch * heads * seq * seq * dim, "read": size // 2, "written": size // 3,
