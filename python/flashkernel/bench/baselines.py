@@ -379,3 +379,35 @@ def autograd(function: Callable[..., Any], inputs: Sequence[Any], grad: Any, oth
 
 def inputs(s: Settings, dtype: str) -> Inputs:
     return Inputs(s.device, dtype)
+
+
+def decode_step(
+    tokens: Any, positions: Any, slots: Any, block_table: Any, seq_lens: Any, embedding: Any, norms: Any, qkv: Any,
+    out: Any, gate_up: Any, down: Any, head: Any, inv_freq: Any, k_pages: Any, v_pages: Any,
+) -> Any:  # fmt: skip
+    """Logits of one row of a Llama, an op of torch after the other; keys and values are written to copies."""
+    torch = require_torch()
+    functional = torch.nn.functional
+
+    def norm(x: Any, weight: Any) -> Any:
+        return functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)
+
+    layers, _, _, heads_kv, dim = k_pages.shape
+    angles = positions[:, None].double() * inv_freq.double()
+    cos, sin = (f(angles).repeat(1, 2)[:, None].to(embedding.dtype) for f in (torch.cos, torch.sin))
+    length, x = int(seq_lens[0]), embedding[tokens]
+    for layer in range(layers):
+        heads = functional.linear(norm(x, norms[2 * layer]), qkv[layer]).reshape(1, -1, dim)
+        turned, v = heads[:, :-heads_kv], heads[:, -heads_kv:]
+        turned = turned * cos + torch.cat([-turned[..., dim // 2 :], turned[..., : dim // 2]], -1) * sin
+        seen = []
+        for pages, new in ((k_pages, turned[:, -heads_kv:]), (v_pages, v)):
+            rows = pages[layer][block_table[0].long()].flatten(0, 1)[:length].clone()
+            rows[length - 1] = new[0]
+            seen.append(rows.transpose(0, 1)[None])
+        q = turned[:, :-heads_kv].transpose(0, 1)[None]
+        mixed = functional.scaled_dot_product_attention(q, *seen, enable_gqa=True)
+        x = x + functional.linear(mixed.reshape(1, -1), out[layer])
+        gate, up = functional.linear(norm(x, norms[2 * layer + 1]), gate_up[layer]).chunk(2, -1)
+        x = x + functional.linear(functional.silu(gate) * up, down[layer])
+    return functional.linear(norm(x, norms[-1]), head)

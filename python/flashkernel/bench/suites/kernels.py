@@ -59,7 +59,7 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
         dtype = "float16"
     elif "amx" in parts:
         dtype = dtype or "bfloat16"
-    elif op == "attention_fp8":  # what its output has
+    elif op in ("attention_fp8", "linear_fp8"):  # what their outputs have
         dtype = dtype if dtype in ("float16", "bfloat16") else "bfloat16"
     elif dtype is None:
         matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
@@ -353,9 +353,10 @@ def _decode_step(s: Settings, r: Representative) -> Pair:
     places = [inputs.index([7]), inputs.index([128]), inputs.index([128])]
     table = [inputs.index([[*range(9)]]).int(), inputs.index([129])]
     frequencies = Inputs(s.device, "float32").randn(dim // 2).abs()
-    ours = each(fk.decode_step, [(*places, *table, *weights, frequencies, *pages)])
+    arguments = [(*places, *table, *weights, frequencies, *pages)]
+    ours, peers = each(fk.decode_step, arguments), [*baselines.stock(s, baselines.decode_step, arguments)]
     moved = {"read": nbytes(*weights[2:], *pages), "written": nbytes(weights[0][:1])}
-    return ours, [], {**moved, "sizes": f"{layers} layers of {hidden}, {vocab} tokens"}
+    return ours, peers, {**moved, "graph": False, "sizes": f"{layers} layers of {hidden}, {vocab} tokens"}
 
 
 def _checked(*arguments: Any) -> bool:
