@@ -171,6 +171,26 @@ cuda::BlockRows<Params> block_rows(const Params& p) {
   return make_plan(choose(p, DeviceType::kCuda, facts), p, facts).template as<cuda::BlockRows<Params>>();
 }
 
+TEST(Float8Attention, KernelsThatWidenGoFirst) {
+  for (const std::int64_t dim : {64, 128, 256})
+    for (const std::int64_t seq : {128, 16384}) {
+      Float8AttentionParams p;
+      AttentionParams& a = p.attention;
+      a.dtype = a.dtype_q = DType::kFloat8E4M3;
+      a.device = Device::cuda(0);
+      a.batch = 2, a.heads_q = a.heads_kv = 8, a.seq_q = a.seq_k = seq, a.head_dim = a.head_dim_v = dim;
+      a.q = a.k = a.v = a.out = address();
+      a.stride_q_token = a.stride_k_token = a.stride_v_token = a.stride_out_token = 8 * dim;
+      a.stride_q_head = a.stride_k_head = a.stride_v_head = a.stride_out_head = dim;
+      a.stride_q_batch = a.stride_k_batch = a.stride_v_batch = a.stride_out_batch = seq * 8 * dim;
+      DeviceFacts facts = h200();
+      const auto choice = choose(p, DeviceType::kCuda, facts);
+      ASSERT_NE(choice.row, nullptr);
+      const std::string name = choice.row->state.name;
+      EXPECT_NE(name.find("sm90a/widened"), std::string::npos) << name;
+    }
+}
+
 TEST(RowPlans, ANormsPlanHasTheBlockOfItsLaunch) {
   const auto plan_of = [](std::int64_t rows, std::int64_t features, bool residual) {
     return block_rows(rms_norm_of(rows, features, residual));

@@ -91,6 +91,7 @@ void block_cases(const Add& add, DType dtype, const std::vector<std::int64_t>& h
                                return (h * 5 + row * 3 + column * 7) % 11 < 3 ? 1 : 0;
                              }};
     add("many_tiles", spec);
+    spec.repeats = 1;
     spec.any_order = true;
     add("many_tiles_any_order", spec);
   }
