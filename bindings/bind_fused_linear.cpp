@@ -1,6 +1,7 @@
 // Binds fused_linear.hpp: fused_linear.
 #include "flashkernel/fused_linear.hpp"
 
+#include "activation.hpp"
 #include "op.hpp"
 
 namespace flashkernel::python {
@@ -11,13 +12,9 @@ struct Following {
   bool gated = false;
 };
 
-Following parse_activation(const Call& call, const std::optional<std::string>& name) {
-  if (!name) return {};
-  if (*name == "gelu_tanh") return {Activation::kGeluTanh};
-  if (*name == "gelu") return {Activation::kGelu};
-  if (*name == "silu") return {Activation::kSilu};
-  if (*name == "swiglu") return {Activation::kSilu, true};
-  call.fail("activation='" + *name + "'; None, 'gelu_tanh', 'gelu', 'silu' or 'swiglu' is needed");
+Following parse_following(const Call& call, const std::optional<std::string>& name) {
+  if (name == "swiglu") return {Activation::kSilu, true};
+  return {parse_activation(call, name, ", 'silu' or 'swiglu'")};
 }
 
 bool is_centred(const Call& call, const std::string& norm, bool present) {
@@ -30,7 +27,7 @@ nb::object fused_linear(nb::handle x, nb::handle weight, nb::handle bias, nb::ha
                         const std::optional<std::string>& activation, bool constant_weights, nb::handle out,
                         nb::handle stream, nb::handle dtype) {
   Call call("fused_linear", stream, dtype);
-  const Following following = parse_activation(call, activation);
+  const Following following = parse_following(call, activation);
   const TensorView x_view = call.input("x", x), weight_view = call.input("weight", weight),
                    bias_view = call.optional_input("bias", bias),
                    norm_weight_view = call.optional_input("norm_weight", norm_weight),

@@ -1,18 +1,11 @@
 // Binds linear.hpp: linear, linear_backward.
 #include "flashkernel/linear.hpp"
 
+#include "activation.hpp"
 #include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
-
-Activation parse_activation(const Call& call, const std::optional<std::string>& name) {
-  if (!name) return Activation::kNone;
-  if (*name == "gelu_tanh") return Activation::kGeluTanh;
-  if (*name == "gelu") return Activation::kGelu;
-  if (*name == "silu") return Activation::kSilu;
-  call.fail("activation='" + *name + "'; None, 'gelu_tanh', 'gelu' or 'silu' is needed");
-}
 
 nb::object linear(nb::handle x, nb::handle weight, nb::handle bias, const std::optional<std::string>& activation,
                   bool return_preactivation, nb::handle out, nb::handle stream, nb::handle dtype) {

@@ -1,18 +1,11 @@
 // Binds linear_fp8.hpp: linear_fp8 and quantize_fp8_blocks.
 #include "flashkernel/linear_fp8.hpp"
 
+#include "activation.hpp"
 #include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
-
-Activation parse_activation(const Call& call, const std::optional<std::string>& name) {
-  if (!name) return Activation::kNone;
-  if (*name == "gelu_tanh") return Activation::kGeluTanh;
-  if (*name == "gelu") return Activation::kGelu;
-  if (*name == "silu") return Activation::kSilu;
-  call.fail("activation='" + *name + "'; None, 'gelu_tanh', 'gelu' or 'silu' is needed");
-}
 
 /// Bytes of frameworks without float8 are float8_e4m3fn.
 TensorView as_float8(TensorView view) {

@@ -1,18 +1,11 @@
 // Binds quantized_linear.hpp: quantized_linear.
 #include "flashkernel/quantized_linear.hpp"
 
+#include "activation.hpp"
 #include "op.hpp"
 
 namespace flashkernel::python {
 namespace {
-
-Activation parse_activation(const Call& call, const std::optional<std::string>& name) {
-  if (!name) return Activation::kNone;
-  if (*name == "gelu_tanh") return Activation::kGeluTanh;
-  if (*name == "gelu") return Activation::kGelu;
-  if (*name == "silu") return Activation::kSilu;
-  call.fail("activation='" + *name + "'; None, 'gelu_tanh', 'gelu' or 'silu' is needed");
-}
 
 WeightFormat parse_format(const Call& call, const std::string& name) {
   if (name == "int4") return WeightFormat::kInt4;

@@ -7,11 +7,16 @@
 namespace flashkernel::conformance {
 namespace {
 
-void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) {
-  const std::string suffix = std::string("_") + short_name(base.common.dtype);
-  const auto add = [&](const std::string& name, const PagedSpec& spec) {
+/// add(name, spec): a case of that name, with the prefix before it and the dtype of the numbers behind it.
+auto adder(CaseList& list, const std::string& prefix, const PagedSpec& base) {
+  return [&list, prefix, suffix = std::string("_") + short_name(base.common.dtype)](const std::string& name,
+                                                                                    const PagedSpec& spec) {
     list.add(prefix + name + suffix, [spec](Call& call) { build_attention_paged(call, spec); });
   };
+}
+
+void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) {
+  const auto add = adder(list, prefix, base);
   // One query, and some, for each head dim; the value's may differ.
   for (const std::int64_t dim : {16, 64, 80, 128, 192, 256}) {
     PagedSpec spec = base;
@@ -94,10 +99,7 @@ void cases_of(CaseList& list, const std::string& prefix, const PagedSpec& base) 
 
 // Pages of 4-bit elements: two of them a byte, scales of groups of a row.
 void packed_cases(CaseList& list, const std::string& prefix, const PagedSpec& base) {
-  const std::string suffix = std::string("_") + short_name(base.common.dtype);
-  const auto add = [&](const std::string& name, const PagedSpec& spec) {
-    list.add(prefix + name + suffix, [spec](Call& call) { build_attention_paged(call, spec); });
-  };
+  const auto add = adder(list, prefix, base);
   for (const std::int64_t dim : {18, 64, 80, 96, 128, 256}) {
     PagedSpec spec = base;
     spec.common.head_dim = dim;

@@ -456,7 +456,7 @@ class DecoderModel(Model, model_types=FAMILIES):
         qkv = qkv.reshape(qkv.shape[0], heads_q + 2 * heads_kv, head_dim)
         q, k, v = qkv[:, :heads_q], qkv[:, heads_q : heads_q + heads_kv], qkv[:, heads_q + heads_kv :]
         scale, turned, quantized = self.scale, layer.rope, self.kv_options(pool, i)
-        # kv_append norms heads on their way, too, but before a rotation alone and into pages of their dtype.
+        # kv_append can norm heads before it turns them. It needs a rotation, and pages of the heads' dtype.
         norms = self.family.qk_norm == "head"
         if norms and (turned is None or quantized):
             fk.rms_norm(q, layer.q_norm, eps=self.eps, out=q, **options)

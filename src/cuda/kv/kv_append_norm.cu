@@ -5,6 +5,7 @@
 // that q may be written where it lies. Weights lie in shared memory as fp32. RMSNorm: Zhang and Sennrich (2019); RoPE:
 // Su et al. (2021).
 #include "cuda/kv/append_angle.cuh"
+#include "cuda/kv/append_vectors.hpp"
 #include "cuda/kv/kv.hpp"
 #include "cuda/kv/lengths_after.cuh"
 #include "cuda/host/launch.hpp"
@@ -136,19 +137,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <class T>
 void launch_for(const KvAppendParams& p, cudaStream_t stream) {
   constexpr int N = kVectorElements<T>;
-  const auto fits = [](const void* data, std::initializer_list<std::int64_t> strides) {
-    bool all = is_aligned(data, 16);
-    for (const std::int64_t stride : strides) all = all && stride % N == 0;
-    return all;
-  };
   const std::int64_t half = p.rope.rotary_dim / 2;
-  const bool vectors =
-      half % N == 0 && p.pages.head_dim % N == 0 && p.pages.head_dim_v % N == 0 &&
-      fits(p.k, {p.stride_k_token, p.stride_k_head}) && fits(p.v, {p.stride_v_token, p.stride_v_head}) &&
-      fits(p.pages.k, {p.pages.stride_k_page, p.pages.stride_k_slot, p.pages.stride_k_head}) &&
-      fits(p.pages.v, {p.pages.stride_v_page, p.pages.stride_v_slot, p.pages.stride_v_head}) &&
-      (p.heads_q == 0 ||
-       (fits(p.q, {p.stride_q_token, p.stride_q_head}) && fits(p.q_out, {p.stride_q_out_token, p.stride_q_out_head})));
+  const bool vectors = append_in_vectors(p, N);
   const std::int64_t of_head = ceil_div(std::max<std::int64_t>(half, 1), vectors ? N : 1);
   int lanes = 1;
   while (lanes < kWarp && lanes < of_head) lanes *= 2;

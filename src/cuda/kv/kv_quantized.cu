@@ -180,49 +180,64 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Grid: (rows of sequence, position and head, k or v); a row by kLanes lanes, kWidth elements at a time.
+constexpr int kReadLanes = 16;  // that read a row
+
+/// The row that this thread reads a part of: of k (blockIdx.y 0) or of v (1), a head of a position of a sequence.
+struct ReadRow {
+  bool is_v, exists, there;                 // there: it lies in a page. Else its numbers are 0
+  std::int64_t head, page, slot, from, to;  // from, to: elements from the first of the pages and of the output
+
+  __device__ explicit ReadRow(const KvReadParams& p) : is_v(blockIdx.y == 1), exists(false), there(false) {
+    const KvPages& pages = p.pages;
+    const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kReadLanes) + threadIdx.x / kReadLanes;
+    exists = row < p.batch * p.max_seq * pages.heads_kv;
+    if (!exists) return;
+    const std::int64_t at = row / pages.heads_kv, b = at / p.max_seq, position = at - b * p.max_seq;
+    const std::int64_t block = position / pages.page_size;
+    head = row - at * pages.heads_kv;
+    slot = position - block * pages.page_size;
+    page = -1;
+    if (position < p.seq_lens[b] && block < p.max_pages) page = p.block_table[b * p.stride_block_table + block];
+    there = page >= 0 && page < pages.num_pages;
+    from = is_v ? page * pages.stride_v_page + slot * pages.stride_v_slot + head * pages.stride_v_head
+                : page * pages.stride_k_page + slot * pages.stride_k_slot + head * pages.stride_k_head;
+    to = is_v ? b * p.stride_v_out_batch + position * p.stride_v_out_token + head * p.stride_v_out_head
+              : b * p.stride_k_out_batch + position * p.stride_k_out_token + head * p.stride_k_out_head;
+  }
+};
+
+/// kWidth numbers to the output, at most 16 bytes at a time.
+template <class T, int kWidth>
+__device__ inline void store_values(T* to, const float (&values)[kWidth]) {
+  constexpr int kStep = kWidth < kVectorElements<T> ? kWidth : kVectorElements<T>;
+#pragma unroll
+  for (int e = 0; e < kWidth; e += kStep) {
+    float part[kStep];
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) part[i] = values[e + i];
+    store_floats(to + e, part);
+  }
+}
+
+/// Grid: (rows of sequence, position and head, k or v); a row by kReadLanes lanes, kWidth elements at a time.
 template <class T, class E, int kWidth>
 __global__ void __launch_bounds__(kThreads) read_kernel(const __grid_constant__ KvReadParams p) {
-  constexpr int kLanes = 16;
-  const bool is_v = blockIdx.y == 1;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
-  if (row >= p.batch * p.max_seq * p.pages.heads_kv) return;
-  const std::int64_t at = row / p.pages.heads_kv, head = row - at * p.pages.heads_kv;
-  const std::int64_t b = at / p.max_seq, position = at - b * p.max_seq, block = position / p.pages.page_size;
-  const std::int64_t slot = position - block * p.pages.page_size;
-  std::int64_t page = -1;
-  if (position < p.seq_lens[b] && block < p.max_pages) page = p.block_table[b * p.stride_block_table + block];
-  const bool there = page >= 0 && page < p.pages.num_pages;
-  const std::int64_t dim = is_v ? p.pages.head_dim_v : p.pages.head_dim;
-  T* const to = is_v ? static_cast<T*>(p.v_out) + b * p.stride_v_out_batch + position * p.stride_v_out_token +
-                           head * p.stride_v_out_head
-                     : static_cast<T*>(p.k_out) + b * p.stride_k_out_batch + position * p.stride_k_out_token +
-                           head * p.stride_k_out_head;
-  const E* from = nullptr;
+  const ReadRow row(p);
+  if (!row.exists) return;
+  const KvPages& pages = p.pages;
+  const std::int64_t dim = row.is_v ? pages.head_dim_v : pages.head_dim;
+  T* const to = static_cast<T*>(row.is_v ? p.v_out : p.k_out) + row.to;
+  const E* const from = static_cast<const E*>(row.is_v ? pages.v : pages.k) + row.from;
   float scale = 0.0f;
-  if (there) {
-    const KvPages& pages = p.pages;
-    from = is_v ? static_cast<const E*>(pages.v) + page * pages.stride_v_page + slot * pages.stride_v_slot +
-                      head * pages.stride_v_head
-                : static_cast<const E*>(pages.k) + page * pages.stride_k_page + slot * pages.stride_k_slot +
-                      head * pages.stride_k_head;
-    scale = *(is_v ? pages.quantization.v : pages.quantization.k).at(page, head, slot);
-  }
-  for (std::int64_t column = threadIdx.x % kLanes * kWidth; column < dim; column += kLanes * kWidth) {
+  if (row.there) scale = *(row.is_v ? pages.quantization.v : pages.quantization.k).at(row.page, row.head, row.slot);
+  for (std::int64_t column = threadIdx.x % kReadLanes * kWidth; column < dim; column += kReadLanes * kWidth) {
     float values[kWidth] = {};
-    if (there) {
+    if (row.there) {
       load_floats(values, from + column);
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) values[e] *= scale;
     }
-    constexpr int kStep = kWidth < kVectorElements<T> ? kWidth : kVectorElements<T>;
-#pragma unroll
-    for (int e = 0; e < kWidth; e += kStep) {
-      float part[kStep];
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) part[i] = values[e + i];
-      store_floats(to + column + e, part);
-    }
+    store_values(to + column, values);
   }
 }
 
@@ -231,44 +246,28 @@ __global__ void __launch_bounds__(kThreads) read_kernel(const __grid_constant__ 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     read_packed_kernel(const __grid_constant__ KvReadParams p, bool words, bool vectors) {
-  constexpr int kLanes = 16, kWidth = 8;
-  const bool is_v = blockIdx.y == 1;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
-  if (row >= p.batch * p.max_seq * p.pages.heads_kv) return;
-  const std::int64_t at = row / p.pages.heads_kv, head = row - at * p.pages.heads_kv;
-  const std::int64_t b = at / p.max_seq, position = at - b * p.max_seq, block = position / p.pages.page_size;
-  const std::int64_t slot = position - block * p.pages.page_size;
-  std::int64_t page = -1;
-  if (position < p.seq_lens[b] && block < p.max_pages) page = p.block_table[b * p.stride_block_table + block];
-  const bool there = page >= 0 && page < p.pages.num_pages;
+  constexpr int kWidth = 8;
+  const ReadRow row(p);
+  if (!row.exists) return;
   const KvPages& pages = p.pages;
-  const int dim = static_cast<int>(is_v ? pages.head_dim_v : pages.head_dim);
-  T* const to = is_v ? static_cast<T*>(p.v_out) + b * p.stride_v_out_batch + position * p.stride_v_out_token +
-                           head * p.stride_v_out_head
-                     : static_cast<T*>(p.k_out) + b * p.stride_k_out_batch + position * p.stride_k_out_token +
-                           head * p.stride_k_out_head;
-  const auto* const from = static_cast<const unsigned char*>(is_v ? pages.v : pages.k) +
-                           page * (is_v ? pages.stride_v_page : pages.stride_k_page) +
-                           slot * (is_v ? pages.stride_v_slot : pages.stride_k_slot) +
-                           head * (is_v ? pages.stride_v_head : pages.stride_k_head);
-  const PackedRow packed{from, is_v ? pages.quantization.v : pages.quantization.k, page, head, slot, pages.dtype};
-  for (int column = static_cast<int>(threadIdx.x % kLanes) * kWidth; column < dim; column += kLanes * kWidth) {
+  const int dim = static_cast<int>(row.is_v ? pages.head_dim_v : pages.head_dim);
+  T* const to = static_cast<T*>(row.is_v ? p.v_out : p.k_out) + row.to;
+  const PackedRow packed{static_cast<const unsigned char*>(row.is_v ? pages.v : pages.k) + row.from,
+                         row.is_v ? pages.quantization.v : pages.quantization.k,
+                         row.page,
+                         row.head,
+                         row.slot,
+                         pages.dtype};
+  for (int column = static_cast<int>(threadIdx.x % kReadLanes) * kWidth; column < dim; column += kReadLanes * kWidth) {
     float values[kWidth] = {};
-    if (there) load_packed(packed, column, dim, words, values);
+    if (row.there) load_packed(packed, column, dim, words, values);
     if (!vectors || column + kWidth > dim) {
 #pragma unroll
       for (int e = 0; e < kWidth; ++e)
         if (column + e < dim) to[column + e] = from_float<T>(values[e]);
       continue;
     }
-    constexpr int kStep = kVectorElements<T>;
-#pragma unroll
-    for (int e = 0; e < kWidth; e += kStep) {
-      float part[kStep];
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) part[i] = values[e + i];
-      store_floats(to + column + e, part);
-    }
+    store_values(to + column, values);
   }
 }
 
@@ -343,7 +342,8 @@ void kv_read_quantized(const KvReadParams& p, Stream stream) {
       (element == 4 || (fits(p.k_out, element, 8, {p.stride_k_out_batch, p.stride_k_out_token, p.stride_k_out_head}) &&
                         fits(p.v_out, element, 8, {p.stride_v_out_batch, p.stride_v_out_token, p.stride_v_out_head})));
   const std::int64_t rows = p.batch * p.max_seq * p.pages.heads_kv;
-  const LaunchShape shape{dim3(static_cast<unsigned>(ceil_div(rows, kThreads / 16)), 2), kThreads, 0, native(stream)};
+  const LaunchShape shape{dim3(static_cast<unsigned>(ceil_div(rows, kThreads / kReadLanes)), 2), kThreads, 0,
+                          native(stream)};
   if (p.pages.quantization.packed) {
     const auto outputs_fit = [&](std::int64_t width) {
       return is_aligned(p.k_out, 16) && is_aligned(p.v_out, 16) &&
