@@ -353,6 +353,30 @@ def a_circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
+def captures_without_a_stream(text: str) -> list[int]:
+    """Lines that make a `torch.cuda.graph(...)` without `stream=`."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and re.search(r"\bcuda\.graph$", ast.unparse(node.func))
+        and "stream" not in {keyword.arg for keyword in node.keywords}
+    ]
+
+
+def test_each_capture_names_its_stream() -> None:
+    """torch's default is one stream for the process, of the GPU that was current at the first capture: a graph of
+    another GPU, captured there, holds nothing.
+    """
+    broken = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sources("python", "examples", "demo", "tools", suffixes={".py"})
+        for line in captures_without_a_stream(path.read_text(encoding="utf-8"))
+    ]
+    assert not broken, broken
+    assert captures_without_a_stream("with torch.cuda.graph(g, pool=p):\n    pass") == [1]
+
+
 def test_no_circle_of_imports() -> None:
     """An import inside a function, or for types alone, closes a circle as well: neither file can be read first."""
     assert not a_circle(import_graph(PACKAGE, IMPORT_KINDS))

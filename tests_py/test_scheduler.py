@@ -98,6 +98,13 @@ def alone(
     return request.generated
 
 
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "numpy"])
+def test_all_arrays_give_the_same_tokens(kind: str) -> None:
+    """The oracle of the tests below is of the same arrays: this one would see tokens that are wrong in both."""
+    for prompt in PROMPTS:
+        assert alone(kind, prompt, 40, SamplingOptions()) == alone("numpy", prompt, 40, SamplingOptions())
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 @pytest.mark.parametrize("sampling", KINDS.values(), ids=KINDS)
@@ -529,8 +536,14 @@ def test_cuda_arrays_name_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_another_device_may_be_current() -> None:
-    """A model of the first GPU while the second one is current: graphs were captured there, and did nothing."""
-    expected = [alone("cuda", prompt, 12, SamplingOptions(), i) for i, prompt in enumerate(PROMPTS)]
+    """A model of the first GPU while the second one is current, or was when the process captured its first graph:
+    graphs were captured there, and did nothing.
+    """
+    torch.cuda.graph.default_capture_stream = None
+    with torch.cuda.device(1), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda:1")
+    expected = [alone("numpy", prompt, 12, SamplingOptions(), i) for i, prompt in enumerate(PROMPTS)]
+    assert [alone("cuda", prompt, 12, SamplingOptions(), i) for i, prompt in enumerate(PROMPTS)] == expected
     with torch.cuda.device(1):
         assert [alone("cuda", prompt, 12, SamplingOptions(), i) for i, prompt in enumerate(PROMPTS)] == expected
         engine, got = Engine(MODELS["cuda"], page_size=16), [[] for _ in PROMPTS]

@@ -80,7 +80,7 @@ class CudaDevice:
             calls[0]()
         cuda.current_stream().wait_stream(stream)
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph):
+        with cuda.graph(graph, stream=stream):
             for i in range(inner):
                 calls[i % len(calls)]()
         replay: Callable[[], None] = graph.replay

@@ -297,7 +297,8 @@ class Decoder:
         if self._graph_memory is None:
             self._graph_memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+        # The stream is named: torch's default for captures is one for the process, of the GPU that was current first.
+        with torch.cuda.graph(graph, pool=self._graph_memory, stream=side, capture_error_mode="thread_local"):
             step()
         state.control.copy_(kept[0])
         state.tokens.copy_(kept[1])

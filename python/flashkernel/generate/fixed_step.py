@@ -98,7 +98,7 @@ class FixedStep:
         torch.cuda.current_stream().wait_stream(side)
         memory = torch.cuda.graph_pool_handle() if memory is None else memory
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
             self._forward()
         self._replay = graph.replay
         return memory
