@@ -183,7 +183,7 @@ class FakeCuda:
                     outer.now += 10e-6
 
         class Capture:
-            def __init__(self, graph: Graph) -> None:
+            def __init__(self, graph: Graph, stream: Stream) -> None:
                 self.graph = graph
 
             def __enter__(self) -> None:

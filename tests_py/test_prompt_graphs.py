@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from flashkernel.generate import Engine, find_model, load_model, prompt_graphs
+from flashkernel.generate import DraftModel, Engine, find_model, load_model, prompt_graphs
 from flashkernel.generate.arrays import TorchArrays
 from flashkernel.generate.checkpoint import MemoryCheckpoint
+from flashkernel.generate.drafts import ModelDrafter
 from flashkernel.generate.fixed_step import FixedStep
 from flashkernel.generate.model import build_model
 from model_families import family_model
@@ -57,6 +58,23 @@ def test_tokens_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert len(shapes) == [2, 5, 9][time]  # three prompts have one shape; of the long one a prefix is found
     assert tokens(engine, PROMPTS[::2]) == wanted[::2] and tokens(engine, PROMPTS[::2]) == wanted[::2]
     assert shapes[-1] == (2, 16) and engine.pages_in_use == 0
+
+
+def test_a_draft_model_reads_all_but_the_last_token() -> None:
+    model = made("demo")
+    wanted = tokens(Engine(model, page_size=16, prefix_sharing=False), PROMPTS)
+    draft = DraftModel(model, tokens=3, adaptive=False)
+    engine = Engine(model, page_size=16, num_pages=64, speculation=draft, prefix_sharing=False)
+    engine.reserve(64)
+    assert engine._scheduler is not None and engine._scheduler.speculator is not None
+    drafter = engine._scheduler.speculator.drafter
+    assert isinstance(drafter, ModelDrafter)
+    sequences = drafter._sequences
+    sequences.by_graph = True
+    for _ in range(3):
+        for prompt, expected in zip(PROMPTS, wanted, strict=True):
+            assert tokens(engine, [prompt]) == [expected]
+    assert sequences.prompt_graphs._steps
 
 
 def test_what_is_worth_a_graph() -> None:

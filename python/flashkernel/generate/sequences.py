@@ -164,8 +164,8 @@ class Sequences:
         return self.model.forward(batch, self.pool)
 
     def _row(self, request: Request) -> TokenRow:
-        """All tokens of its prompt that are left to compute."""
-        tokens = request.tokens[request.prefilled :]
+        """All tokens that are left to compute: a draft model leaves the last one to its first step."""
+        tokens = request.tokens[request.prefilled : request.prefilled + len(request.slots)]
         return TokenRow(tokens, request.prefilled, request.slots, self.cache.pages(request.handle))
 
     def count_prompts(self, chunk: list[tuple[Request, int]]) -> None:
