@@ -304,7 +304,7 @@ def test_a_capture_changes_nothing_that_steps_use(monkeypatch: pytest.MonkeyPatc
             self.steps[self.number]()
 
     @contextlib.contextmanager
-    def capturing(graph: Any, *, pool: Any, capture_error_mode: str) -> Any:
+    def capturing(graph: Any, *, pool: Any, stream: Any, capture_error_mode: str) -> Any:
         assert pool == "memory" and capture_error_mode == "thread_local"
         graph.number = len(Graph.steps)
         yield
