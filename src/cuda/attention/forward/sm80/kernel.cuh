@@ -19,6 +19,7 @@
 #include "cuda/host/launch.hpp"
 #include "cuda/attention/forward/sm80/plan.cuh"
 #include "cuda/attention/forward/sm80/variant.hpp"
+#include "cuda/attention/lane_biases.cuh"
 #include "cuda/attention/score_fast.cuh"
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/not_finite.cuh"
@@ -45,8 +46,8 @@ struct ForwardShape {
   static constexpr int kBlockN = !kModified && !kShort && kWidest <= 64 ? 128 : 64;
   static constexpr int kStages = kWidest <= 128 ? 3 : 2;  // 64 and 80 KB at d64, d128: two blocks fit every 8.0 and 9.0
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kShortBlocks = kWidest <= 64 ? 4 : kModified ? 2 : 3;  // 128, 255, 168 registers
-  static constexpr int kMinBlocks = kShort ? kShortBlocks : 2;                // with two, 255
+  static constexpr int kShortBlocks = (kWidest <= 64 ? 4 : 3) - (kModified && kWidest > 32);
+  static constexpr int kMinBlocks = kShort ? kShortBlocks : 2;  // with two, 255
   static constexpr int kSlotBytes = kBlockN * kWidest * 2;
   static constexpr int kSharedBytes = kBlockM * QkTile::kPitch + kStages * kSlotBytes;
   static_assert(kVDim <= kQkDim, "a warp's rows of the output leave through the place of its rows of Q");
@@ -190,8 +191,9 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       [[maybe_unused]] std::uint64_t shown[kSlices][2];
       bool multiplies = true;
       if constexpr (kModified)
-        multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j,
-                                        range.k_len - range.q_len, lane, shown);
+        if (!plan.biases.ahead)
+          multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j,
+                                          range.k_len - range.q_len, lane, shown);
       // Blocks of 16 keys, counted from the tile's first one, that a row of the warp sees. Of a short sequence many
       // rows and keys of a tile are none.
       [[maybe_unused]] int end_n = kBlockN / 16;
@@ -200,6 +202,15 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
         const int keys = first <= last ? range.last(last) - first_j : 0;
         end_n = max(0, min(end_n, (keys + 15) / 16));
         multiplies = multiplies && end_n > 0;
+      }
+
+      [[maybe_unused]] LaneBiases<T, kBlockN> biases;
+      if constexpr (kModified) {
+        static_assert(kSlices == 1);
+        if (plan.biases.ahead && multiplies)
+          biases.read(p.bias, static_cast<const T*>(p.bias.data) + b * p.bias.stride_batch + h * p.bias.stride_head,
+                      plan.biases.in_pairs, first_query + row_in_block, last_query, first_j + 2 * (lane % 4),
+                      range.k_len);
       }
 
       // S = Q K^T
@@ -234,7 +245,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       __syncthreads();
       start_copy(kStages % 2 != 0, next, slot_of(item + kStages));
 
-      if constexpr (kModified) {
+      if (kModified && !plan.biases.ahead) {
 #pragma unroll
         for (int s = 0; s < kSlices; ++s)
 #pragma unroll
@@ -255,20 +266,32 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
                         : -INFINITY;
               }
           }
-      } else if (masked) {
+      } else {
+        if constexpr (kModified)
 #pragma unroll
-        for (int s = 0; s < kSlices; ++s)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int i = first_query + row_in_block + 16 * s + 8 * half;
-            const int begin = range.first(i) - first_j - 2 * (lane % 4);
-            const unsigned count = static_cast<unsigned>(max(0, range.last(i) - range.first(i)));
+          for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
-              for (int e = 0; e < 2; ++e)
-                if (static_cast<unsigned>(8 * n + e - begin) >= count) score[s][n][2 * half + e] = -INFINITY;
-          }
+              for (int e = 0; e < 2; ++e) {
+                float& x = score[0][n][2 * half + e];
+                x = fmaf(x, p.scale, biases.at(half, n, e));
+              }
+        if (masked) {
+#pragma unroll
+          for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const int i = first_query + row_in_block + 16 * s + 8 * half;
+              const int begin = range.first(i) - first_j - 2 * (lane % 4);
+              const unsigned count = static_cast<unsigned>(max(0, range.last(i) - range.first(i)));
+#pragma unroll
+              for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                  if (static_cast<unsigned>(8 * n + e - begin) >= count) score[s][n][2 * half + e] = -INFINITY;
+            }
+        }
       }
 
       // The shift of the exponentials: the row's maximum, but an older one serves while no exponential of the row

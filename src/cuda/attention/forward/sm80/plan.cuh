@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/attention/lane_biases.cuh"
 #include "cuda/host/ceil_div.hpp"
 #include "cuda/host/device.hpp"
 #include "cuda/host/launch.hpp"
@@ -20,6 +21,7 @@ struct ForwardPlan {
   unsigned groups;
   bool page_holds_tiles;                              // pages are whole tiles of keys
   bool vectors_q, vectors_k, vectors_v, vectors_out;  // rows start at multiples of 16 bytes
+  BiasReads biases;
 };
 
 /// For tiles of block_m queries and block_n keys.
@@ -29,6 +31,7 @@ inline ForwardPlan forward_plan(const AttentionParams& p, int block_m, int block
   };
   ForwardPlan plan;
   plan.q_tiles = static_cast<int>(ceil_div(p.seq_q, block_m));
+  plan.biases = BiasReads(p);
   plan.page_holds_tiles = p.is_paged() && p.page_size % block_n == 0;
   plan.vectors_q = fits(p.q, p.is_varlen_q() ? 0 : p.stride_q_batch, p.stride_q_head, p.stride_q_token);
   plan.vectors_k = fits(p.k, p.is_varlen_k() ? 0 : p.stride_k_batch, p.stride_k_head, p.stride_k_token);
