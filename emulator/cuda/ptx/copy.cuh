@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "simt/mbarrier.hpp"
 #include "simt/simt.hpp"
 
 namespace flashkernel::cuda::ptx {
@@ -44,6 +45,12 @@ SIMT_INLINE void cp_async_commit() { simt::async_commit(); }
 template <int kPending>
 SIMT_INLINE void cp_async_wait() {
   simt::async_wait(kPending);
+}
+/// The copies happen at once.
+SIMT_INLINE void cp_async_arrive(std::uint32_t barrier, simt::Where where = simt::Where::here()) {
+  simt::async_commit();
+  simt::async_wait(0);
+  simt::mbarrier_arrive(barrier, 1, 0, where);
 }
 
 }  // namespace flashkernel::cuda::ptx

@@ -58,6 +58,12 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// Arrives at an mbarrier, which counts every thread, once the copies that this thread has started so far have ended.
+/// Nobody waits for them here. PTX ISA 9.7.13.15.
+__device__ inline void cp_async_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Brings the line of an address into L2; a hint.
 __device__ inline void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");

@@ -7,7 +7,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/attention/few_queries/sm90a/rows.cuh"
+#include "cuda/attention/few_queries/sm90a/gather.cuh"
 #include "cuda/attention/forward/sm90a/epilogue.cuh"
 #include "cuda/pipeline/ring.cuh"
 
@@ -37,9 +37,12 @@ struct FewQueriesConsumer {
   __device__ static void release(std::uint32_t barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
-  __device__ void wait_for_values() const {
-    ptx::mbarrier_wait(shared.v_full(blocks.before().slot()), blocks.before().parity());
+  /// Keys that threads have copied become known to wgmma here; those of the copy engine are.
+  __device__ void wait_for(std::uint32_t full, std::uint32_t parity) const {
+    ptx::mbarrier_wait(full, parity);
+    if (gathers_keys(p)) ptx::fence_proxy_async_shared();
   }
+  __device__ void wait_for_values() const { wait_for(shared.v_full(blocks.before().slot()), blocks.before().parity()); }
 
   /// Gathers the warpgroup's rows of Q: neighbours are heads of one query. Rows past the last one, and columns past
   /// head_dim, are zeros.
@@ -61,7 +64,7 @@ struct FewQueriesConsumer {
 
   /// S = Q K^T for the keys of the slot; only issues.
   __device__ void issue_scores() {
-    ptx::mbarrier_wait(shared.k_full(blocks.slot()), blocks.parity());
+    wait_for(shared.k_full(blocks.slot()), blocks.parity());
     const std::uint64_t q = ptx::matrix_descriptor(shared.q(warpgroup), 16, 1024);
     const std::uint64_t k = ptx::matrix_descriptor(shared.k(blocks.slot()), 16, 1024);
     ptx::hold(score);

@@ -1,6 +1,7 @@
 // Keys of the kernel for few queries in pages that are no whole lines of the swizzle (8 tokens): the copy engine cannot
 // bring pieces of them, so warps copy every row by themselves, 16 bytes a lane. Pools of inference engines have such
 // pages, most of them of one token.
+// The producer does not wait for its copies, and cannot fence them for wgmma. Consumers do (FewQueriesConsumer).
 // Invariant: rows past the end of the sequence, and those of a page that does not exist, become zeros.
 #pragma once
 
@@ -20,17 +21,11 @@ template <class Shape, class T>
 struct KeyGatherer {
   static constexpr int kBlockN = Shape::kBlockN;
   static_assert(kBlockN == kWarp * Shape::kGatherWarps, "a lane has one key of a block");
-  /// A block of K or of V is announced when so many later ones are under way. With more than two less than there are
-  /// slots, the producer would wait for a slot whose reader waits for what was not announced.
-  static constexpr int kUnderWay = Shape::kStages > 3 ? 4 : 3;
-  static_assert(kUnderWay <= 2 * Shape::kStages - 2);
-
   const AttentionParams& p;
   const Shape& shared;
   const int b, g, k_len;
   const int first;  // of the warp's 32 keys of a block
   const std::uint64_t policy;
-  int started = 0, announced = 0;  // blocks, of K and V in turn
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
 
@@ -58,37 +53,13 @@ struct KeyGatherer {
     std::int64_t own = -1;  // where the lane's key begins
     if (page >= 0 && page < p.num_pages) own = page * stride_page + token * stride_token;
     ptx::mbarrier_wait(kOfV ? shared.v_empty(ring.slot()) : shared.k_empty(ring.slot()), ring.parity() ^ 1);
-#pragma unroll Shape::kHandsOver ? 2 : 4  // producers that hand over registers have few
+#pragma unroll Shape::kHandsOver ? 2 : 16  // producers that hand over registers have few
     for (int row = 0; row < kWarp; row += kRows) {
       const std::int64_t at = __shfl_sync(kFullMask, own, row + sub);
       const bool there = has_column && at >= 0;
       ptx::cp_async_16_by(policy, to + row * 128 + (twist ^ row % 8 * 16), from + (there ? at : 0), there ? 16 : 0);
     }
-    ptx::cp_async_commit();
-    ++started;
-  }
-
-  /// Tells the consumers of the warp's part of the oldest block of which it did not. The lane's copies of it have
-  /// ended.
-  __device__ void announce() {
-    ptx::fence_proxy_async_shared();
-    __syncwarp();
-    const Ring<Shape::kStages> ring{static_cast<std::uint32_t>(announced / 2)};
-    if (lane() == 0) ptx::mbarrier_arrive(announced % 2 ? shared.v_full(ring.slot()) : shared.k_full(ring.slot()));
-    ++announced;
-  }
-  __device__ void announce_if_due() {
-    if (started - announced <= kUnderWay) return;
-    ptx::cp_async_wait<kUnderWay>();
-    announce();
-  }
-  template <int kLeft>
-  __device__ void announce_rest() {
-    if (started - announced > kLeft) {
-      ptx::cp_async_wait<kLeft>();
-      announce();
-    }
-    if constexpr (kLeft > 0) announce_rest<kLeft - 1>();
+    ptx::cp_async_arrive(kOfV ? shared.v_full(ring.slot()) : shared.k_full(ring.slot()));
   }
 
   /// The `count` blocks of keys before the block `end`, the last one first.
@@ -101,12 +72,9 @@ struct KeyGatherer {
       const unsigned token =
           static_cast<unsigned>(block * kBlockN + first + lane()) % static_cast<unsigned>(p.page_size);
       start<false>(page, token, at);
-      announce_if_due();
       start<true>(page, token, at);
-      announce_if_due();
       page = next;
     }
-    announce_rest<kUnderWay - 1>();
   }
 };
 

@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResidents)
   if (threadIdx.x == 0) {
     ptx::tma_prefetch_map(&map_k);
     ptx::tma_prefetch_map(&map_v);
-    const unsigned loaders = gathers_keys(p) ? Shape::kGatherWarps : 1;
+    const unsigned loaders = gathers_keys(p) ? Shape::kGatherWarps * kWarp : 1;  // threads
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::mbarrier_init(shared.k_full(stage), loaders);
       ptx::mbarrier_init(shared.v_full(stage), loaders);
