@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,57 @@ def test_budget_leaves_rows_out(tmp_path: Path) -> None:
     file = tmp_path / "e2e.json"
     assert main([*RUN, "--without", "hf_eager,hf_static_compile,vllm", "--budget", "1e-9", "--json", str(file)]) == 0
     assert len(json.loads(file.read_text())["left_out"]) == 6
+
+
+FAKE_VLLM = """
+import os, sys, time
+
+print("a line that the engine prints")
+
+
+class SamplingParams:
+    def __init__(self, **options):
+        self.options = options
+
+
+class Answer:
+    def __init__(self, tokens):
+        self.outputs = [self]
+        self.token_ids = tokens
+
+
+class LLM:
+    def __init__(self, model, max_model_len, **options):
+        assert os.path.exists(os.path.join(model, "config.json")) and options["load_format"] == "dummy"
+        with open(os.environ["FAKE_VLLM_STARTS"], "a") as file:
+            file.write(f"{max_model_len} {options['dtype']};")
+
+    def generate(self, prompts, sampling, use_tqdm):
+        asked = sampling.options
+        if asked["temperature"]:
+            raise ValueError("no sampling today")
+        time.sleep(0.05)
+        return [Answer([sum(p["prompt_token_ids"]) % 211] * asked["max_tokens"]) for p in prompts]
+"""
+
+
+def test_vllm_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One engine for the rows of a model, its own times, and its words where it fails; with a stand-in for vLLM."""
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setenv("FAKE_VLLM_STARTS", str(tmp_path / "starts"))
+    file = tmp_path / "e2e.json"
+    without = "hf_sdpa,hf_eager,hf_static_compile"
+    assert main([*RUN, "--case", "gpt2 prompt", "--without", without, "--json", str(file)]) == 0
+    one, three, sampled = json.loads(file.read_text())["rows"]
+    assert (tmp_path / "starts").read_text() == "24 float32;"
+    for row in (one, three):
+        p = row["providers"]["vllm"]
+        assert row["best_peer"] == "vllm" and "peak_bytes" not in p and p["ready_seconds"] > 0
+        assert p["first_token_seconds"] >= 0.05 and p["seconds_min"] >= 0.05
+    assert list(sampled["providers"]) == ["flashkernel"]
+    assert sampled["refused"] == {"vllm": "ValueError: no sampling today"}
 
 
 def test_report_shows_committed_results(tmp_path: Path) -> None:

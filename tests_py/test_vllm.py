@@ -118,6 +118,30 @@ def test_int8_pages_with_scales_of_tokens_in_the_engine(weights: Path) -> None:
     assert sum(same) >= 170, same
 
 
+# --- the cache
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("kind", ["auto", "fp8", "int8_per_token_head"])
+def test_the_shape_and_order_that_some_releases_ask_for(
+    kind: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.26 lays a cache out by them: every byte of a page has a place, and the views of the kernels take it."""
+    shape = FlashKernelBackend.get_kv_cache_shape(3, 16, 2, 32, kind)
+    assert shape == (3, 2, 16, 2 * (32 + 4 * (kind == "int8_per_token_head")))
+    if importlib.util.find_spec("vllm.v1.kv_cache_layout") is not None:
+        return  # this release asks for neither
+    monkeypatch.setattr("vllm.v1.attention.backends.utils.get_kv_cache_layout", lambda: layout)
+    order = FlashKernelBackend.get_kv_cache_stride_order()
+    memory = torch.zeros([shape[i] for i in order], dtype=torch.int8 if shape[-1] > 64 else torch.float16)
+    cache = memory.permute([order.index(i) for i in range(4)])
+    assert cache.shape == shape and (cache.stride(1) < cache.stride(2)) == (layout == "NHD")
+    assert sorted(FlashKernelBackend.get_kv_cache_stride_order(True)) == list(range(5))
+    if kind == "int8_per_token_head":
+        k, v, scales = backend.pages.with_token_scales(cache, 32)
+        assert k.numel() + v.numel() + 4 * sum(s.numel() for s in scales) == memory.numel()
+
+
 # --- selection
 
 

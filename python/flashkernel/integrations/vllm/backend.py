@@ -67,6 +67,23 @@ class FlashKernelBackend(AttentionBackend):
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
         return [MultipleOf(16)]
 
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """Of one layer's cache. Releases such as 0.26 ask for it and for the order below, 0.32 does not."""
+        return num_blocks, num_kv_heads, block_size, pages.content(head_size, cache_dtype_str in _TOKEN_SCALES)
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """Which dim of that shape is each one's in memory: vLLM's own choice for all its backends."""
+        from vllm.v1.attention.backends.utils import get_kv_cache_layout
+
+        heads_first = get_kv_cache_layout() == "HND"
+        if include_num_layers_dimension:
+            return (1, 2, 0, 3, 4) if heads_first else (1, 0, 3, 2, 4)
+        return (0, 1, 2, 3) if heads_first else (0, 2, 1, 3)
+
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         """The bytes of a token and head: with scales of tokens, two float32 more."""

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["SCALE_BYTES", "halves", "with_token_scales"]
+__all__ = ["SCALE_BYTES", "content", "halves", "with_token_scales"]
 
 SCALE_BYTES = 4  # a float32
+
+
+def content(head_size: int, token_scales: bool) -> int:
+    """Elements that a token of one head takes: its key, its value, and with 8-bit elements perhaps their two scales."""
+    return 2 * (head_size + SCALE_BYTES * token_scales)
 
 
 def halves(cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,12 +36,12 @@ def with_token_scales(
 
     Raises: NotImplementedError where they are not.
     """
-    blocks, heads, tokens, content = cache.shape
-    bytes_, stride = heads * tokens * content, cache.stride(0)
+    blocks, heads, tokens, size = cache.shape
+    bytes_, stride = heads * tokens * size, cache.stride(0)
     if (
         cache.element_size() != 1
-        or content != 2 * (head_size + SCALE_BYTES)
-        or cache.stride()[1:] not in ((tokens * content, content, 1), (content, heads * content, 1))
+        or size != content(head_size, True)
+        or cache.stride()[1:] not in ((tokens * size, size, 1), (size, heads * size, 1))
         or (blocks > 1 and stride < bytes_)
         or stride % SCALE_BYTES
         or cache.storage_offset() % SCALE_BYTES
@@ -44,7 +49,7 @@ def with_token_scales(
         raise NotImplementedError(
             f"flashkernel: a KV-cache of {cache.dtype} {list(cache.shape)} with strides {list(cache.stride())} for "
             "scales of tokens; blocks of one run of memory with a content of "
-            f"{2 * (head_size + SCALE_BYTES)} bytes are needed"
+            f"{content(head_size, True)} bytes are needed"
         )
     at, part = cache.storage_offset(), heads * tokens * head_size
     shape, strides = (blocks, tokens, heads, head_size), (stride, heads * head_size, head_size, 1)
