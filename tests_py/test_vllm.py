@@ -21,6 +21,7 @@ if importlib.util.find_spec("vllm") is None:
 
 import numpy as np
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -435,11 +436,19 @@ def test_the_builder_passes_on_the_engines_own_buffers() -> None:
         block_table_tensor=batch.block_table,
         causal=True,
     )
-    builder = Builder(None, [], None, torch.device("cpu"))
+
+    def built_by(mode):
+        config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=mode))
+        return Builder(None, [], config, torch.device("cpu"))
+
+    builder = built_by(CUDAGraphMode.FULL_AND_PIECEWISE)
     assert Builder.get_cudagraph_support(None, None) is AttentionCGSupport.ALWAYS
     built = builder.build(0, common)
     assert built.seq_lens is batch.seq_lens and built.block_table is batch.block_table and built.causal is True
-    assert builder.build_for_cudagraph_capture(common).seq_lens.tolist() == [1, 1]
+    captured = builder.build_for_cudagraph_capture(common)
+    assert captured.seq_lens.tolist() == [1, 1] and captured.max_query_len == common.max_query_len
+    # One graph for all batches: a replay may hold a prompt of all its tokens.
+    assert built_by(CUDAGraphMode.FULL).build_for_cudagraph_capture(common).max_query_len == common.num_actual_tokens
     with pytest.raises(NotImplementedError, match="one value is needed"):
         builder.build(0, SimpleNamespace(**{**vars(common), "causal": torch.tensor([True, False])}))
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 import vllm.envs
+from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -149,6 +150,8 @@ class Builder(AttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # One graph for decode steps and prompts alike. Older releases of vLLM capture it with short queries alone.
+        self._has_mixed_graphs = vllm_config.compilation_config.cudagraph_mode is CUDAGraphMode.FULL
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Batch:
         common = common_attn_metadata
@@ -168,6 +171,8 @@ class Builder(AttentionMetadataBuilder):
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Batch:
         batch = self.build(0, common_attn_metadata)
         batch.seq_lens.fill_(1)  # a capture runs the kernels: not over max_model_len keys
+        if self._has_mixed_graphs:
+            batch.max_query_len = batch.num_actual_tokens  # a replay may hold one prompt that fills the graph
         return batch
 
     def update_draft_decode_metadata(self, metadata: Batch) -> None:
