@@ -3,10 +3,12 @@
 // conformance cases: infinities through split operands, and results that do not depend on the number of threads.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
 
+#include "cpu/simd/gemm_plan.hpp"
 #include "flashkernel/device.hpp"
 #include "flashkernel/elementwise.hpp"
 #include "flashkernel/kernels.hpp"
@@ -37,7 +39,8 @@ void for_each_kernel(const std::string& op, F&& body) {
 }
 
 bool refuses_fp32_rows(const std::string& id, std::int64_t rows) {  // what the rows' `supports` say
-  return id.find("amx_fp16") != std::string::npos || (id.find("/amx") != std::string::npos && rows < 49);
+  return id.find("amx_fp16") != std::string::npos || id.find("amx_stream") != std::string::npos ||
+         (id.find("/amx") != std::string::npos && rows < 49);
 }
 
 double activation(Activation kind, double x) {
@@ -188,6 +191,7 @@ TEST(LinearKernels, InfinitiesAndHugeValuesSurviveSplitting) {
     if (dtype == DType::kFloat32) x.set(50 * in + 11, 3.4e38);  // rounds to infinity in bf16
     for_each_kernel("linear", [&](const std::string& id) {
       if (id.find("amx_fp16") != std::string::npos && dtype != DType::kFloat16) return;
+      if (id.find("amx_stream") != std::string::npos && dtype != DType::kBFloat16) return;
       linear(x, weight, {}, out, {});
       for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t o = 0; o < outs; ++o) {
@@ -219,6 +223,7 @@ TEST(LinearKernels, SameBitsForAnyNumberOfThreads) {
             (id.find("amx_fp16") != std::string::npos && dtype != DType::kFloat16))
           return;
         if (id.find("/amx") != std::string::npos && rows < 49) return;
+        if (id.find("amx_stream") != std::string::npos) return;  // another layout: the next test
         set_num_threads(1);
         linear(x, weight, {}, out, {}, Activation::kGeluTanh);
         const std::vector<double> once = out.values();
@@ -230,6 +235,48 @@ TEST(LinearKernels, SameBitsForAnyNumberOfThreads) {
         }
       });
     }
+  set_num_threads(before);
+}
+
+// Half a megabyte a run, as many runs for each thread, and every unit in one of them.
+TEST(LinearKernels, RunsOfAStreamedWeight) {
+  using cpu::stream_grain;
+  EXPECT_EQ(stream_grain(36, 16 * 576 * 2, 2), 18);  // a small layer: half for each of two threads
+  EXPECT_EQ(stream_grain(36, 16 * 576 * 2, 1), 18);  // 28 fit half a megabyte: two even runs
+  EXPECT_EQ(stream_grain(96, 16 * 576 * 2, 2), 24);  // four runs, not three of 28 and one of 12
+  EXPECT_EQ(stream_grain(3072, 16 * 576 * 2, 2), 28);
+  EXPECT_EQ(stream_grain(128, 16 * 8192 * 4, 2), 1);   // a unit is half a megabyte
+  EXPECT_EQ(stream_grain(128, 16 * 65536 * 4, 2), 1);  // and more
+  EXPECT_EQ(stream_grain(1, 64, 8), 1);
+  EXPECT_EQ(stream_grain(40, 0, 4), 10);  // no k
+}
+
+// The weight as the left operand, read as it lies, and as the right one, packed: one order of sums, and so one row of
+// the invariant mode for any number of rows.
+TEST(LinearKernels, StreamedAndPackedAmxGiveTheSameBits) {
+  bool available = false;
+  for (const auto& info : kernels()) available |= info.id == "linear/cpu/amx_stream" && info.available;
+  if (!available) GTEST_SKIP() << "needs AMX";
+  const std::string forced = forced_kernels();
+  const int before = num_threads();
+  for (const auto& [rows, in, outs] : std::vector<std::array<std::int64_t, 3>>{
+           {1, 576, 70}, {1, 1100, 33}, {2, 31, 5}, {5, 64, 200}, {16, 2050, 48}, {17, 96, 64}, {33, 800, 130}}) {
+    TestTensor x(DType::kBFloat16, {rows, in}), weight(DType::kBFloat16, {outs, in}, Layout::kPadded);
+    TestTensor bias(DType::kFloat32, {outs}), out(DType::kBFloat16, {rows, outs}), pre(DType::kBFloat16, {rows, outs});
+    x.random(5), weight.random(6), bias.random(7);
+    force_kernels("linear/cpu/amx");
+    linear(x, weight, bias, out, pre, Activation::kGeluTanh);
+    const std::vector<double> packed = out.values(), packed_pre = pre.values();
+    force_kernels("linear/cpu/amx_stream");
+    for (const int threads : {1, 3}) {
+      set_num_threads(threads);
+      out.fill(kNaN), pre.fill(kNaN);
+      linear(x, weight, bias, out, pre, Activation::kGeluTanh);
+      EXPECT_EQ(out.values(), packed) << rows << " x " << in << " -> " << outs << ", " << threads << " threads";
+      EXPECT_EQ(pre.values(), packed_pre) << rows << " x " << in << " -> " << outs << ", " << threads << " threads";
+    }
+  }
+  force_kernels(forced);
   set_num_threads(before);
 }
 

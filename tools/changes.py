@@ -83,6 +83,7 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"quantized_linear/cpu/(avx512_vnni|amx)$", (CPU + r"\1/quantized_linear.", CPU + "simd/weight_tiles")),
     (r"quantized_linear/cpu/([a-z0-9]+)", (CPU + r"\1/quantized_linear.", CPU + "simd/quantized_linear_impl.")),
     (r"linear(?:_bwd)?/cpu/amx(?:_fp16)?(?:_packed)?$", (CPU + "amx/linear.", CPU + "amx/gemm_amx.")),
+    (r"linear/cpu/amx_stream$", (CPU + "amx/linear_stream.", CPU + "amx/gemm_amx.")),
     (r"linear(?:_bwd)?/cpu/([a-z0-9]+)", (CPU + r"\1/linear.", CPU + "simd/linear_impl.", CPU + "simd/gem")),
     (r"kv_append/cpu/(\w+)", (CPU + r"\1/rope.", CPU + "simd/rope_impl.")),
     (r"cross_entropy(?:_bwd)?/cpu/(\w+)", (CPU + r"\1/loss.", CPU + "simd/loss_impl.")),

@@ -16,6 +16,8 @@ namespace rates {
 inline constexpr int kScalar = 500, kAvx2 = 15000, kAvx512 = 30000, kAmx = 100000, kAmxFp16 = 200000;
 /// AMX where the weight is rearranged for a few rows: slower than a stream through vector registers.
 inline constexpr int kAmxFewRows = 10000;
+/// AMX over a weight as it lies.
+inline constexpr int kAmxStream = 200000;
 }  // namespace rates
 
 /// One for each instruction set: vectors are as long as its registers, and so are the sums side by side.
@@ -62,6 +64,12 @@ float amx_linear_cost_us(const LinearParams& p, const DeviceFacts& facts) {
   constexpr int kRate = kHasFp16 ? rates::kAmxFp16 : rates::kAmx;
   if (p.rows < amx_pays_from(p.dtype, kHasFp16)) return cost_us<LinearParams, rates::kAmxFewRows>(p, facts);
   return cost_us<LinearParams, kRate>(p, facts);
+}
+
+/// linear in bf16 by AMX, the weight read as it lies once for so many rows.
+inline float amx_stream_cost_us(const LinearParams& p, const DeviceFacts& facts) {
+  if (p.rows > kStreamRows) return packed_cost_us<LinearParams, rates::kAmx>(p, facts);
+  return cost_us<LinearParams, rates::kAmxStream>(p, facts);
 }
 
 /// quantized_linear over tiles by AMX: the weight becomes bf16 for so many rows at a time.

@@ -42,6 +42,7 @@ void quantized_linear_tiles(const QuantizedLinearParams&, void*, Stream);
 
 namespace amx {
 void linear(const LinearParams&, void*, Stream);
+void linear_stream(const LinearParams&, void*, Stream);
 void linear_fp16(const LinearParams&, void*, Stream);
 void linear_backward(const LinearBackwardParams&, void*, Stream);
 void linear_backward_fp16(const LinearBackwardParams&, void*, Stream);

@@ -109,6 +109,13 @@ Verdict attention_supports(const AttentionParams& p) {
 Verdict amx_fp16_linear_supports(const LinearParams& p) {
   return p.dtype == DType::kFloat16 ? Verdict::ok() : Verdict("takes fp16");
 }
+Verdict amx_stream_supports(const LinearParams& p) {
+  if (p.dtype != DType::kBFloat16) return "takes bf16";
+  return p.stride_weight_in == 1 ? Verdict::ok() : Verdict("needs a weight whose in_features are contiguous");
+}
+std::size_t amx_stream_workspace(const LinearParams& p) {
+  return static_cast<std::size_t>(stream_x_bytes(p.rows, p.in_features));
+}
 Verdict amx_attention_supports(const AttentionParams& p) {
   return p.quantization ? Verdict("takes no 8-bit or 4-bit pages") : Verdict::ok();
 }

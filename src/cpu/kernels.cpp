@@ -218,6 +218,10 @@ KernelTable<LinearParams> cpu_kernels<LinearParams>() {
             "linear/cpu/amx_fp16", cpu::amx_fp16_linear_supports,
             plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAmxFp16>>, cpu::amx_linear_cost_us<true>),
         cpu::takes<LinearParams, cpu::amx_fp16_linear_supports>),
+    invariant(cpu::fast_row<LinearParams, cpu::Isa::kAmx, cpu::amx::linear_stream>(
+                  "linear/cpu/amx_stream", cpu::amx_stream_supports,
+                  plan_workspace<LinearParams, cpu::amx_stream_workspace>, cpu::amx_stream_cost_us),
+              cpu::takes<LinearParams, cpu::amx_stream_supports>),
     cpu::fast_row<LinearParams, cpu::Isa::kAmx, cpu::amx::linear>(
         "linear/cpu/amx", cpu::takes_all<LinearParams>,
         plan_workspace<LinearParams, cpu::linear_workspace<cpu::Isa::kAmx>>, cpu::amx_linear_cost_us<false>),

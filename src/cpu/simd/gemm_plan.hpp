@@ -55,5 +55,23 @@ constexpr std::int64_t kAmxMinRows = 5, kAmxSplitMinRows = 49;
 /// Elements from one fp32 row of x to the next in that case.
 constexpr std::int64_t gemv_pitch(std::int64_t in_features) { return gemm_round_up(in_features, 16) + 16; }
 
+/// Rows of x that share a tile where the weight is streamed through AMX, and the rows up to which one stream serves
+/// all.
+constexpr std::int64_t kStreamPanel = 16, kStreamRows = 2 * kStreamPanel;
+/// x in bf16, its rows made up to whole tiles where they need more than one.
+constexpr std::int64_t stream_x_bytes(std::int64_t rows, std::int64_t in_features) {
+  return (rows < kStreamPanel ? rows : gemm_round_up(rows, kStreamPanel)) * gemm_round_up(in_features, 32) * 2;
+}
+
+/// How many units of a streamed weight a thread takes at once: as many runs for each thread, of half a megabyte at most
+/// (the first lines of a run are waited for).
+constexpr std::int64_t stream_grain(std::int64_t units, std::int64_t unit_bytes, std::int64_t workers) {
+  constexpr std::int64_t kRunBytes = std::int64_t{512} << 10;
+  const std::int64_t most = unit_bytes >= kRunBytes ? 1 : (unit_bytes < 1 ? units : kRunBytes / unit_bytes);
+  if (units <= 1 || most < 1) return 1;
+  const std::int64_t runs = gemm_round_up((units + most - 1) / most, workers);
+  return (units + runs - 1) / runs;
+}
+
 }  // namespace
 }  // namespace flashkernel::cpu

@@ -119,10 +119,15 @@ inline void quantized_dots(const Blocks<kFormat>& blocks, const float* x, std::i
   if constexpr (kFormat == WeightFormat::kInt8) {
     if (whole < p.in_features) block(whole, group, p.in_features - whole);
   }
-#pragma GCC unroll 8
+  // As simd/gemv.hpp ends its sums, so that in fp32 both give the same bits.
+  static_assert(kRows * kOuts <= Simd::kWidth);
+  Reg all[Simd::kWidth];
+#pragma GCC unroll 16
+  for (int i = 0; i < Simd::kWidth; ++i) all[i] = i < kRows * kOuts ? acc[i / kOuts][i % kOuts] : Simd::zero();
+  alignas(64) float ends[Simd::kWidth];
+  Simd::save(ends, Simd::sum_rows(all));
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int o = 0; o < kOuts; ++o) sums[r * kDotStrip + o] = Simd::sum(acc[r][o]);
+    for (int o = 0; o < kOuts; ++o) sums[r * kDotStrip + o] = ends[r * kOuts + o];
 }
 
 template <WeightFormat kFormat, int kRows>

@@ -57,14 +57,14 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
         dtype = named[0]
     elif "amx_fp16" in parts:
         dtype = "float16"
-    elif "amx" in parts:
+    elif "amx" in parts or "amx_stream" in parts:
         dtype = dtype or "bfloat16"
     elif op in ("attention_fp8", "linear_fp8"):  # what their outputs have
         dtype = dtype if dtype in ("float16", "bfloat16") else "bfloat16"
     elif dtype is None:
         matmul = op in ("attention_fwd", "attention_bwd", "linear", "linear_bwd")
         dtype = "float32" if backend == "cpu" else "float16" if matmul else "bfloat16"
-    mode = next((part for part in parts if part in MODES), "")
+    mode = next((part for part in parts if part in MODES), "few_rows" if "amx_stream" in parts else "")
     if op == "attention_fwd" and backend == "cpu" and "widened" in parts[0]:
         mode = "decode_int4"
     if op == "quantized_linear" and parts[0] in ("amx", "avx512_vnni"):
