@@ -154,16 +154,24 @@ inline void gemv_in_contiguous(const LinearParams& p, const float* x, std::int64
 
 constexpr std::int64_t kAxpySums = 4096;  // rows x outputs of a strip: 16 KiB of L1
 
-/// sums[r][n] += x[r][k..k+kDepth) * weight[k..k+kDepth)[n]; rows of sums lie `strip` apart.
+/// sums[r][n] += x[r][k..k+kDepth) * weight[k..k+kDepth)[n]; rows of sums lie `strip` apart. The lines of the next
+/// kDepth rows of the weight are asked for on the way.
 template <int kRows, int kDepth, class T>
 inline void axpy_rows(const float* x, std::int64_t pitch, const T* weight, std::int64_t stride, std::int64_t outs,
                       float* sums, std::int64_t strip) {
   constexpr int kW = Simd::kWidth;
   for (std::int64_t c = 0; c < outs; c += kW) {
     Reg w[kDepth];
+    if (c % kLine<T> == 0) {
+#pragma GCC unroll 8
+      for (int d = 0; d < kDepth; ++d) __builtin_prefetch(weight + (kDepth + d) * stride + c);
+    }
+#pragma GCC unroll 8
     for (int d = 0; d < kDepth; ++d) w[d] = load_columns(weight + d * stride, c, outs);
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       Reg sum = Simd::load(sums + r * strip + c);
+#pragma GCC unroll 8
       for (int d = 0; d < kDepth; ++d) sum = Simd::fma(Simd::set1(x[r * pitch + d]), w[d], sum);
       Simd::save(sums + r * strip + c, sum);
     }

@@ -57,6 +57,9 @@ def linear(s: Settings) -> Iterator[Case]:
         cuda=[(rows, *size) for size in ((768, 3072), (2048, 8192), (4096, 16384)) for rows in few_and_many],
     )
     layers = [(*shape, True) for shape in shapes] + [(rows, out, width, False) for rows, width, out in shapes]
+    # A decode step's on a CPU: weights beyond the L2 cache of a core.
+    decoded = s.pick(quick=[], cpu=[(576, 49152), (2048, 8192), (8192, 2048)], cuda=[])
+    layers += [(rows, *size, False) for size in decoded for rows in (1, 4, 8)]
     for rows, features, outputs, gelu in layers:
         for dtype in s.dtypes_of(("float16", "bfloat16") if s.cuda else DTYPES):
             name = f"{rows} x {features} -> {outputs}" + (", GELU" if gelu else "")
