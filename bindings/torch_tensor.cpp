@@ -165,31 +165,21 @@ bool is_true(const nb::object& answer) {
 }
 
 // The ops that flashkernel.torch has.
-constexpr const char* kTorchOps[] = {"attention",
-                                     "attention_cascade",
-                                     "attention_fp8",
-                                     "attention_mla_decode",
-                                     "attention_paged",
-                                     "attention_varlen",
-                                     "cross_entropy",
-                                     "fused_linear",
-                                     "kv_append",
-                                     "kv_read",
-                                     "layer_norm",
-                                     "linear",
-                                     "linear_cross_entropy",
-                                     "linear_fp8",
-                                     "linear_selected_log_prob",
-                                     "log_softmax",
-                                     "quantized_linear",
-                                     "rms_norm",
-                                     "rope",
-                                     "rope_table",
-                                     "softmax",
+constexpr const char* kTorchOps[] = {"attention",       "attention_cascade",
+                                     "attention_fp8",   "attention_mla_decode",
+                                     "attention_paged", "attention_varlen",
+                                     "cross_entropy",   "fused_linear",
+                                     "kv_append",       "kv_read",
+                                     "latent_append",   "layer_norm",
+                                     "linear",          "linear_cross_entropy",
+                                     "linear_fp8",      "linear_selected_log_prob",
+                                     "log_softmax",     "quantized_linear",
+                                     "rms_norm",        "rope",
+                                     "rope_table",      "softmax",
                                      "swiglu"};
 // Whether one of these ops has a gradient.
 bool has_gradient(const std::string& op) {
-  return op.rfind("kv_", 0) != 0 && op != "attention_cascade" && op != "attention_paged" &&
+  return op.rfind("kv_", 0) != 0 && op != "latent_append" && op != "attention_cascade" && op != "attention_paged" &&
          op != "attention_mla_decode" && op != "attention_fp8";
 }
 

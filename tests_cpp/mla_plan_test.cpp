@@ -64,14 +64,38 @@ TEST(MlaPlan, SharedMemoryHoldsTheTiles) {
   } const cases[] = {{16, 99, 2}, {16, 163, 3}, {16, 227, 4}, {32, 163, 3}, {32, 227, 4}, {64, 163, 2}, {64, 227, 4}};
   for (const auto& one : cases) {
     const DeviceFacts facts = device(108, one.kilobytes);
-    const MlaPlan plan = plan_mla_decode(call(4, one.heads, 1, 4096).attention, facts);
+    const MlaPlan plan = plan_mla_decode<false>(call(4, one.heads, 1, 4096).attention, facts);
     EXPECT_EQ(plan.stages, one.stages) << one.heads << " heads, " << one.kilobytes << " KB";
     EXPECT_LE(plan.decode.shared_bytes + kMlaStaticBytes, facts.max_shared_bytes_per_block);
   }
 }
 
+TEST(MlaPlan, TilesAreCutToTheSharedMemory) {
+  const auto plan = [](std::int64_t heads, std::int64_t seq_q, int kilobytes) {
+    return plan_mla_decode<false>(call(4, heads, seq_q, 4096).attention, device(108, kilobytes));
+  };
+  EXPECT_EQ(plan(128, 1, 163).decode.rows, 64);
+  const MlaPlan small = plan(128, 1, 99);  // of 8.6 and 8.9: 16 rows fit
+  EXPECT_EQ(small.decode.rows, 16);
+  EXPECT_EQ(small.decode.head_groups, 8);
+  EXPECT_EQ(small.stages, 2);
+  EXPECT_EQ(plan(128, 17, 99).stages, 0);  // 17 queries of a head are too many
+  const auto narrow = [](std::int64_t heads, int kilobytes) {
+    return plan_mla_decode<true>(call(4, heads, 1, 4096).attention, device(108, kilobytes));
+  };
+  EXPECT_EQ(narrow(128, 227).decode.rows, 64);
+  EXPECT_EQ(narrow(128, 163).decode.rows, 32);
+  EXPECT_EQ(narrow(128, 99).stages, 0);
+  for (const int kilobytes : {163, 227})
+    for (const int heads : {1, 16, 32, 64, 128}) {
+      const MlaPlan found = narrow(heads, kilobytes);
+      EXPECT_GE(found.stages, 2) << heads << " heads, " << kilobytes << " KB";
+      EXPECT_LE(found.decode.shared_bytes + kMlaStaticBytes, kilobytes * 1024);
+    }
+}
+
 TEST(MlaPlan, TakesLatentRowsOfDeepSeek) {
-  const auto takes = [](const MlaDecodeParams& p) { return bool(mla_decode_supports<DType::kFloat16>(p)); };
+  const auto takes = [](const MlaDecodeParams& p) { return bool(mla_decode_supports<DType::kFloat16, false>(p)); };
   EXPECT_TRUE(takes(call(4, 128, 1, 4096)));
   EXPECT_FALSE(takes(call(4, 128, kMlaMostRows + 1, 4096)));
   MlaDecodeParams p = call(4, 128, 1, 4096);

@@ -99,6 +99,36 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
                 "out": f(1, 2, 4, 6),
             },
         ),
+        "attention_mla_decode, one scale": (
+            "attention_mla_decode",
+            {
+                "q": f(1, 2, 4, 8),
+                "latent_pages": f(2, 16, 8).to(torch.float8_e4m3fn),
+                **table,
+                "scale": 0.5,
+                "latent_scale": f(1),
+                "head_dim_v": 4,
+            },
+        ),
+        "latent_append": (
+            "latent_append",
+            {
+                "latent": f(3, 8),
+                "key": f(3, 4),
+                "latent_pages": torch.zeros(2, 16, 20, dtype=torch.uint8),
+                "slots": i(3, -1, 17),
+            },
+        ),
+        "latent_append, one scale": (
+            "latent_append",
+            {
+                "latent": f(3, 8),
+                "key": f(3, 4),
+                "latent_pages": torch.zeros(2, 16, 12, dtype=torch.uint8),
+                "slots": i(3, -1, 17),
+                "latent_scale": f(1),
+            },
+        ),
         "attention_paged": (
             "attention_paged",
             {"q": f(1, 2, 4, 8), **pages, **table, "alibi_slopes": f(2), "sinks": f(2), "out": f(1, 2, 4, 8)},

@@ -396,6 +396,12 @@ def _attention() -> list[OpCall]:
             {"out": _empty(2, 4, 5, 5)}, (*rows, "latent"), flat,
         ),
         OpCall(
+            "latent_append",
+            lambda a: fk.latent_append(a.latent, a.key, a.pages, a.slots),
+            {"latent": _numbers(3, 8), "key": _numbers(3, 4), "slots": np.array([5, 0, 11])},
+            {"pages": np.zeros((3, 4, 20), np.uint8)}, ("latent", "key"), ("slots",),
+        ),
+        OpCall(
             "attention_paged",
             lambda a: fk.attention_paged(a.q, a.k_pages, a.v_pages, a.table, a.lens, return_lse=True, out=a.out),
             {"q": q, **paged}, {"out": _empty(2, 4, 5, 8)}, rows, flat,

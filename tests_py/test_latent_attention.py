@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import flashkernel as fk
+from flashkernel import reference
 from flashkernel.generate import (
     Engine,
     PromptLookup,
@@ -84,8 +85,8 @@ def test_the_cache_holds_latent_rows_alone() -> None:
     tokens_of(engine, PROMPTS[:1])
     pool = engine._scheduler.pool
     assert pool.k_pages(0).shape[1:] == (16, 1, 48) and pool.v_pages(0).shape[1:] == (16, 1, 1)
-    with pytest.raises(UnsupportedModelError, match="kv_dtype='fp8' with model_type='deepseek_v2'"):
-        Engine(model, kv_dtype="fp8")
+    with pytest.raises(UnsupportedModelError, match="kv_dtype='int8' with model_type='deepseek_v2'"):
+        Engine(model, kv_dtype="int8")
 
 
 def test_the_server_counts_pages_of_latent_rows() -> None:
@@ -93,6 +94,50 @@ def test_the_server_counts_pages_of_latent_rows() -> None:
     model = engine_model("deepseek-v2-lite")
     assert pages_of(model, 64, 16, 1, None, 1e9) == 4
     assert pages_of(model, 16, 16, 99, None, 2 * 3 * 16 * 49 * 4 + 9) == 2  # two pages of 49 columns in 3 layers
+    # 40 elements, a scale and 8 columns in bfloat16, and values of one column in 16 bits
+    assert pages_of(model, 16, 16, 99, "float8_e4m3fn", 2 * 3 * 16 * (60 + 2) + 9) == 2
+
+
+def rounded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache in float32 gets the numbers that one in 8 bits holds."""
+    append = fk.kv_append
+
+    def rounding(key: Any, latent: Any, k_pages: Any, v_pages: Any, slots: Any, **options: Any) -> None:
+        append(key, latent, k_pages, v_pages, slots, **options)
+        rank = latent.shape[2]
+        for slot in np.asarray(slots).tolist():
+            at = divmod(slot, v_pages.shape[1])
+            row = np.zeros((1, 1, rank + 4 * -(-rank // 128) + 2 * k_pages.shape[3]), np.uint8)
+            row = reference.latent_append(v_pages[at], k_pages[at], row, np.array([0]))
+            numbers = reference.latent_numbers(row, rank + k_pages.shape[3], rank)[0]
+            v_pages[at], k_pages[at] = numbers[:, :rank], numbers[:, rank:]
+
+    monkeypatch.setattr(fk, "kv_append", rounding)
+
+
+@pytest.mark.parametrize("few", [0, 100], ids=["expanded", "absorbed"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_cache_in_8_bits_holds_rounded_rows(case: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and scores are those of a model whose cache has the same numbers in float32, and near the model's own."""
+    monkeypatch.setattr(latent_attention, "FEW", few)
+    for kind in KINDS:
+        model, found = engine_model(case, kind), {}
+        for kv_dtype in (None, "fp8"):
+            engine = Engine(model, page_size=16, kv_dtype=kv_dtype)
+            found[kv_dtype] = tokens_of(engine, PROMPTS), engine.score([*PROMPTS[1], 0])
+        pool = engine._scheduler.pool
+        assert pool.k_pages(0).shape[1:] == (16, 1, 30) and pool.dtype == "float16"  # 60 bytes
+        exact, ours = (np.asarray(found[kv_dtype][1]) for kv_dtype in (None, "fp8"))
+        # Random weights make little of what is left: an element's error is up to 6 %, and scores spread by 1.7.
+        assert 0 < np.median(np.abs(ours - exact)) < 0.1 * exact.std()
+        if kind != "numpy":
+            continue
+        with monkeypatch.context() as patch:
+            rounded_rows(patch)
+            engine = Engine(model, page_size=16)
+            expected = tokens_of(engine, PROMPTS), engine.score([*PROMPTS[1], 0])
+        assert found["fp8"][0] == expected[0]
+        np.testing.assert_allclose(ours, expected[1], rtol=0, atol=3e-4)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -23,8 +23,8 @@ LINEAR_LOSSES = {op for op in OPS if op.startswith(("linear_cross_entropy", "lin
 # Norms with an output of 8 bits have no twin yet.
 QUANTIZED_NORMS = {"layer_norm_quantized", "rms_norm_quantized"}
 # quantized_linear takes bytes apart in registers, and has no twin yet; nor have ops of 8-bit floats,
-# attention_mla_decode and attention_cascade, which is attention_paged and merge_states in one call.
-ATTENTION = {"attention_mla_decode", "attention_cascade"}
+# attention_mla_decode, latent_append and attention_cascade, which is attention_paged and merge_states in one call.
+ATTENTION = {"attention_mla_decode", "attention_cascade", "latent_append"}
 FLOAT8 = {"attention_fp8", "linear_fp8", "quantize_fp8_blocks"}
 # fused_linear and qkv_append are there for what a chain of launches costs, which Triton's launches have much more of;
 # decode_step is one launch. Each is a chain of ops that have twins.

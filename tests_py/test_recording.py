@@ -31,6 +31,7 @@ WRITTEN = [
 ]
 WITHOUT_GRADIENT = {  # of flashkernel.torch
     "attention_cascade", "attention_fp8", "attention_mla_decode", "attention_paged", "kv_append", "kv_read",
+    "latent_append",
     "layer_norm_quantized", "quantize_fp8_blocks", "rms_norm_quantized", "sample",
 }  # fmt: skip
 

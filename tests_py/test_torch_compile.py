@@ -63,7 +63,22 @@ def opcheck_cases() -> dict[str, tuple[Any, ...]]:
         ),
         "attention_mla_decode": (
             ops.attention_mla_decode,
-            (randn(2, 4, 1, 24, grad=False), randn(4, 16, 24, grad=False), *paged_arguments()[3:], 0.25, 16, True),
+            (
+                randn(2, 4, 1, 24, grad=False),
+                randn(4, 16, 24, grad=False),
+                *paged_arguments()[3:],
+                0.25,
+                None,
+                16,
+                True,
+            ),
+        ),
+        "latent_append": (
+            ops.latent_append,
+            (
+                *[randn(3, 8, grad=False), randn(3, 4, grad=False), torch.zeros(2, 16, 20, dtype=torch.uint8)],
+                *[torch.tensor([3, -1, 17]), None],
+            ),
         ),
         "attention_paged": (ops.attention_paged, (*paged_arguments(), *[None] * 8, *options)),
         "linear": (ops.linear, (x, w, b, "gelu_tanh", True)),

@@ -42,7 +42,15 @@ OPS = {
     "softmax": (lambda x: fkt.softmax(x, 0), f(2, 4)),
     "swiglu": (lambda x: fkt.swiglu(x, 2 * x), f(2, 4)),
 }
-CACHES = {"attention_cascade", "attention_fp8", "attention_mla_decode", "attention_paged", "kv_append", "kv_read"}
+CACHES = {
+    "attention_cascade",
+    "attention_fp8",
+    "attention_mla_decode",
+    "attention_paged",
+    "kv_append",
+    "kv_read",
+    "latent_append",
+}
 cases = pytest.mark.parametrize("name", OPS)
 
 

@@ -30,6 +30,12 @@ CUDA, CPU = "src/cuda/", "src/cpu/"
 SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"attention_mla_decode/cuda/sm80", (CUDA + "attention/mla/sm80/", CUDA + "attention/decode/sm80/")),
     (r"attention_mla_decode/cuda/(\w+)", (CUDA + r"attention/mla/\1/",)),
+    (r"latent_append/cpu/scalar", (CPU + "scalar/attention_mla.",)),
+    (r"latent_append/cuda", (CUDA + "kv/latent_append.",)),
+    (
+        r"attention_mla_decode/cpu/(avx\d+)_widened",
+        (CPU + "latent.", CPU + r"\1/attention_fwd", CPU + "simd/attention_"),
+    ),
     (r"attention_mla_decode/cpu/scalar", (CPU + "scalar/attention_mla.",)),
     (r"attention_mla_decode/cpu/(avx\d+)", (CPU + r"\1/attention_fwd", CPU + "simd/attention_")),
     (r"attention_fp8/cuda/(?:\w+/widened|generic)", (CUDA + "attention/widened/",)),

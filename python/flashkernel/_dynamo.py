@@ -77,6 +77,7 @@ TRACEABLE: tuple[str, ...] = (
     "fused_linear",
     "kv_append",
     "kv_read",
+    "latent_append",
     "layer_norm",
     "layer_norm_quantized",
     "linear",

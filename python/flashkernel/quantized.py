@@ -275,12 +275,40 @@ def dequantize_tensor(weight: Any, scales: Any, zeros: Any, format: str, dtype: 
     return values.reshape(rows, -1).to(dtype)
 
 
-def _fp8_numbers() -> np.ndarray:
+def fp8_numbers() -> np.ndarray:
     """What each byte of float8_e4m3fn stands for, float32 [256]."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, (bits & 7).astype(np.float32)
     size = np.where(exponent > 0, np.ldexp(8 + mantissa, exponent - 10), np.ldexp(mantissa, -9))
     return np.where(bits & 127 == 127, np.nan, np.where(bits & 128, -size, size)).astype(np.float32)
+
+
+def as_bytes(array: Any) -> Any:
+    """The memory of an array of NumPy or torch as uint8; its last dim is contiguous."""
+    if isinstance(array, np.ndarray):
+        return array.view(np.uint8)
+    import torch
+
+    return array.view(torch.uint8)
+
+
+def latent_numbers(rows: Any, rank: int) -> Any:
+    """The numbers of rows that `latent_append` wrote with their own scales, float32 [rows, columns].
+
+    rows: their bytes, uint8 [rows, rank + 4 * groups + 2 * turned], of NumPy or torch; rank: columns of latents.
+    """
+    key_at = rank + 4 * -(-rank // 128)
+    if isinstance(rows, np.ndarray):
+        scales = np.ascontiguousarray(rows[:, rank:key_at]).view(np.float32)
+        key = np.ascontiguousarray(rows[:, key_at:]).view(np.uint16).astype(np.uint32) << 16
+        latent = fp8_numbers()[rows[:, :rank]] * np.repeat(scales, 128, axis=1)[:, :rank]
+        return np.concatenate([latent, key.view(np.float32)], axis=1)
+    import torch
+
+    scales = rows[:, rank:key_at].contiguous().view(torch.float32)
+    key = rows[:, key_at:].contiguous().view(torch.bfloat16)
+    latent = rows[:, :rank].view(torch.float8_e4m3fn).float() * scales.repeat_interleave(128, 1)[:, :rank]
+    return torch.cat([latent, key.float()], 1)
 
 
 def from_fp8(weight: Any, scales: Any) -> np.ndarray:
@@ -299,7 +327,7 @@ def from_fp8(weight: Any, scales: Any) -> np.ndarray:
         weight = weight.view(torch.uint8).cpu().numpy()
     rows, columns = weight.shape[-2:]
     wide = np.repeat(np.repeat(_numpy(scales).astype(np.float32), FP8_BLOCK, -2), FP8_BLOCK, -1)
-    return _fp8_numbers()[weight] * wide[..., :rows, :columns]
+    return fp8_numbers()[weight] * wide[..., :rows, :columns]
 
 
 def _nibbles(words: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:

@@ -133,6 +133,42 @@ def _attention_mla_decode(inputs: Inputs, seq_q: int = 2) -> Sample:
     return Sample("attention_mla_decode", arguments, {"scale": 0.0722, "causal": seq_q > 1})
 
 
+def _latent_rows(inputs: Inputs) -> tuple[Any, Any, Any, np.ndarray]:
+    """(latent, key, slots, bytes of empty pages) of 37 tokens: some are not there."""
+    slots = _indices(inputs, np.where(np.arange(37) % 5 == 3, -1, 63 - np.arange(37)))
+    return inputs.randn(37, 512), inputs.randn(37, 64), slots, np.zeros((4, 16, 656), np.uint8)
+
+
+def _latent_append(inputs: Inputs, one_scale: bool = False) -> _Pairs:
+    latent, key, slots, pages = _latent_rows(inputs)
+    pages = pages[..., :576].copy() if one_scale else pages
+    scale = 0.01 if one_scale else None
+    written = inputs.float8(pages) if one_scale else inputs.bytes(pages)
+    fk.latent_append(latent[0], key[0], written, slots[0], latent_scale=scale, **inputs.options)
+    truth = reference.latent_append(latent[1], key[1], pages, slots[1], latent_scale=scale)
+    if one_scale:
+        numbers = float8_numbers(written) if isinstance(written, np.ndarray) else inputs.get(written)
+        return [(inputs.float32(numbers), float8_numbers(truth))]
+    return [(inputs.float32(inputs.get(written)), truth.astype(np.float64))]
+
+
+def _attention_mla_narrow(inputs: Inputs, one_scale: bool = False) -> _Pairs:
+    """Rows of 8 bits: each is a query's key once."""
+    latent, key, _, pages = _latent_rows(inputs)
+    pages = pages[..., :576].copy() if one_scale else pages
+    scale = 0.01 if one_scale else None
+    pages = reference.latent_append(latent[1], key[1], pages, np.arange(37), latent_scale=scale)
+    numbers = reference.latent_numbers(pages, 576, 512, scale)
+    narrow = inputs.float8(pages) if one_scale else inputs.bytes(pages)
+    (q, q64), table, lengths = inputs.randn(1, 16, 1, 576), np.array([[0, 1, 2]]), np.array([37])
+    options: dict[str, Any] = {"scale": 0.0722}
+    out = fk.attention_mla_decode(
+        q, narrow, inputs.index(table), inputs.index(lengths), latent_scale=scale, **options, **inputs.options
+    )
+    rounded = inputs.get(inputs.rounded(numbers))
+    return [(out, reference.attention_mla_decode(q64, rounded, table, lengths, **options)[0])]
+
+
 def _attention_fp8(inputs: Inputs) -> _Pairs:
     """Scores are whole numbers times ln 2: weights are powers of two, and rounding them to e4m3 is exact."""
     if inputs.dtype == "float32":
@@ -422,7 +458,12 @@ CASES: dict[str, list[_Case]] = {
     ],
     "attention_bwd": [_attention_bwd],
     "attention_fp8": [_attention_fp8],
-    "attention_mla_decode": [lambda inputs: _attention_mla_decode(inputs, 1).pairs(inputs)],
+    "attention_mla_decode": [
+        lambda inputs: _attention_mla_decode(inputs, 1).pairs(inputs),
+        _attention_mla_narrow,
+        partial(_attention_mla_narrow, one_scale=True),
+    ],
+    "latent_append": [_latent_append, partial(_latent_append, one_scale=True)],
     "linear": [
         _linear,
         lambda inputs: _linear(inputs, 2),  # kernels for few rows

@@ -104,13 +104,24 @@ fk_status fk_attention_varlen_backward(const fk_tensor* grad_out, const fk_tenso
 }
 
 fk_status fk_attention_mla_decode(const fk_tensor* q, const fk_tensor* latent_pages,
-    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* out, const fk_tensor* lse,
-    float scale, int32_t causal, int32_t check_pages, const fk_context* context) {
+    const fk_tensor* block_table, const fk_tensor* seq_lens, const fk_tensor* latent_scale,
+    const fk_tensor* out, const fk_tensor* lse, float scale, int32_t causal, int32_t check_pages,
+    const fk_context* context) {
   return guarded([&] {
     const Call c("attention_mla_decode");
     flashkernel::attention_mla_decode(c.tensor("q", q), c.tensor("latent_pages", latent_pages),
-        c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens), c.tensor("out", out),
-        c.tensor("lse", lse), scale, c.flag("causal", causal), c.flag("check_pages", check_pages),
+        c.tensor("block_table", block_table), c.tensor("seq_lens", seq_lens),
+        c.tensor("latent_scale", latent_scale), c.tensor("out", out), c.tensor("lse", lse), scale,
+        c.flag("causal", causal), c.flag("check_pages", check_pages), c.context("context", context));
+  });
+}
+
+fk_status fk_latent_append(const fk_tensor* latent, const fk_tensor* key, const fk_tensor* latent_pages,
+    const fk_tensor* slots, const fk_tensor* latent_scale, const fk_context* context) {
+  return guarded([&] {
+    const Call c("latent_append");
+    flashkernel::latent_append(c.tensor("latent", latent), c.tensor("key", key),
+        c.tensor("latent_pages", latent_pages), c.tensor("slots", slots), c.tensor("latent_scale", latent_scale),
         c.context("context", context));
   });
 }

@@ -12,6 +12,7 @@
 #include "cpu/avx2/attention_bwd.hpp"
 #include "cpu/avx2/attention_fwd.hpp"
 #include "cpu/fast_support.hpp"
+#include "cpu/latent.hpp"
 #include "cpu/widened.hpp"
 #else
 #define FK_FAST_ROWS(Params, id, function, supports, plan)
@@ -154,21 +155,50 @@ KernelTable<MlaDecodeParams> cpu_kernels<MlaDecodeParams>() {
   static constexpr KernelEntry<MlaDecodeParams> kRows[] = {
 #if defined(FK_CPU_AVX512)
     cpu::one_of_two_orders(cpu::fast_row<MlaDecodeParams, cpu::Isa::kAvx512, over_latent<cpu::avx512::attention_fwd>>(
-        "attention_mla_decode/cpu/avx512", cpu::takes_all<MlaDecodeParams>,
+        "attention_mla_decode/cpu/avx512", cpu::plain_latent_supports,
         plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx512::attention_fwd_workspace>>)),
-    cpu::packed_row<MlaDecodeParams, cpu::Isa::kAvx512, over_latent<cpu::avx512::attention_fwd_packed>>(
-        "attention_mla_decode/cpu/avx512_packed", cpu::takes_all<MlaDecodeParams>,
-        plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx512::attention_fwd_packed_workspace>>),
+    invariant(cpu::packed_row<MlaDecodeParams, cpu::Isa::kAvx512, over_latent<cpu::avx512::attention_fwd_packed>>(
+                  "attention_mla_decode/cpu/avx512_packed", cpu::plain_latent_supports,
+                  plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx512::attention_fwd_packed_workspace>>),
+              cpu::takes<MlaDecodeParams, cpu::plain_latent_supports>),
+    cpu::one_of_two_orders(
+        cpu::fast_row<MlaDecodeParams, cpu::Isa::kAvx512, cpu::latent_widened<cpu::avx512::attention_fwd>>(
+            "attention_mla_decode/cpu/avx512_widened", cpu::widened_latent_supports,
+            plan_workspace<MlaDecodeParams, cpu::widened_latent_workspace<cpu::avx512::attention_fwd_workspace>>)),
+    invariant(
+        cpu::packed_row<MlaDecodeParams, cpu::Isa::kAvx512, cpu::latent_widened<cpu::avx512::attention_fwd_packed>>(
+            "attention_mla_decode/cpu/avx512_widened_packed", cpu::widened_latent_supports,
+            plan_workspace<MlaDecodeParams,
+                           cpu::widened_latent_workspace<cpu::avx512::attention_fwd_packed_workspace>>),
+        cpu::takes<MlaDecodeParams, cpu::widened_latent_supports>),
 #endif
 #if defined(FK_CPU_AVX2)
     cpu::one_of_two_orders(cpu::fast_row<MlaDecodeParams, cpu::Isa::kAvx2, over_latent<cpu::avx2::attention_fwd>>(
-        "attention_mla_decode/cpu/avx2", cpu::takes_all<MlaDecodeParams>,
+        "attention_mla_decode/cpu/avx2", cpu::plain_latent_supports,
         plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx2::attention_fwd_workspace>>)),
-    cpu::packed_row<MlaDecodeParams, cpu::Isa::kAvx2, over_latent<cpu::avx2::attention_fwd_packed>>(
-        "attention_mla_decode/cpu/avx2_packed", cpu::takes_all<MlaDecodeParams>,
-        plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx2::attention_fwd_packed_workspace>>),
+    invariant(cpu::packed_row<MlaDecodeParams, cpu::Isa::kAvx2, over_latent<cpu::avx2::attention_fwd_packed>>(
+                  "attention_mla_decode/cpu/avx2_packed", cpu::plain_latent_supports,
+                  plan_workspace<MlaDecodeParams, latent_bytes<cpu::avx2::attention_fwd_packed_workspace>>),
+              cpu::takes<MlaDecodeParams, cpu::plain_latent_supports>),
+    cpu::one_of_two_orders(
+        cpu::fast_row<MlaDecodeParams, cpu::Isa::kAvx2, cpu::latent_widened<cpu::avx2::attention_fwd>>(
+            "attention_mla_decode/cpu/avx2_widened", cpu::widened_latent_supports,
+            plan_workspace<MlaDecodeParams, cpu::widened_latent_workspace<cpu::avx2::attention_fwd_workspace>>)),
+    invariant(
+        cpu::packed_row<MlaDecodeParams, cpu::Isa::kAvx2, cpu::latent_widened<cpu::avx2::attention_fwd_packed>>(
+            "attention_mla_decode/cpu/avx2_widened_packed", cpu::widened_latent_supports,
+            plan_workspace<MlaDecodeParams, cpu::widened_latent_workspace<cpu::avx2::attention_fwd_packed_workspace>>),
+        cpu::takes<MlaDecodeParams, cpu::widened_latent_supports>),
 #endif
     scalar_row<MlaDecodeParams, cpu_scalar::attention_mla_decode>("attention_mla_decode/cpu/scalar"),
+  };
+  return table(kRows);
+}
+
+template <>
+KernelTable<LatentAppendParams> cpu_kernels<LatentAppendParams>() {
+  static constexpr KernelEntry<LatentAppendParams> kRows[] = {
+      scalar_row<LatentAppendParams, cpu_scalar::latent_append>("latent_append/cpu/scalar"),
   };
   return table(kRows);
 }

@@ -1,6 +1,7 @@
 // The CUDA backend's table: one row per kernel variant, one section per op. Of rows of equal cost the first one runs.
 #include "cuda/elementwise/elementwise.hpp"
 #include "cuda/kv/kv.hpp"
+#include "cuda/kv/latent_append.hpp"
 #include "cuda/mask/pack_mask.hpp"
 #include "cuda/loss/cross_entropy.hpp"
 #include "cuda/loss/linear_loss.hpp"
@@ -287,6 +288,13 @@ KernelTable<KvAppendParams> cuda_kernels() {
 }
 
 template <>
+KernelTable<LatentAppendParams> cuda_kernels() {
+  static constexpr KernelEntry<LatentAppendParams> rows[] = {
+      generic<LatentAppendParams, cuda::latent_append>("latent_append/cuda/generic", cuda::latent_append_supports)};
+  return table(rows);
+}
+
+template <>
 KernelTable<KvReadParams> cuda_kernels() {
   static constexpr KernelEntry<KvReadParams> rows[] = {
       generic<KvReadParams, cuda::kv_read>("kv_read/cuda/generic", cuda::kv_read_supports)};
@@ -532,6 +540,8 @@ KernelTable<MlaDecodeParams> cuda_kernels() {
 #endif
     ampere_mla<DType::kFloat16>("attention_mla_decode/cuda/sm80/f16"),
     ampere_mla<DType::kBFloat16>("attention_mla_decode/cuda/sm80/bf16"),
+    ampere_mla<DType::kFloat16, true>("attention_mla_decode/cuda/sm80/f16/e4m3"),
+    ampere_mla<DType::kBFloat16, true>("attention_mla_decode/cuda/sm80/bf16/e4m3"),
     invariant(by_mode<MlaDecodeParams, cuda::mla_decode, cuda::mla_decode_workspace>(
         "attention_mla_decode/cuda/generic", kEvery, arithmetic::kSplit, cuda::mla_decode_supports,
         cuda::cost_us<MlaDecodeParams, rates::kMlaGeneric>))

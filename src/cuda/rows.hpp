@@ -439,12 +439,18 @@ constexpr KernelEntry<MlaDecodeParams> hopper_mla(const char* name) {
   return row<MlaDecodeParams>(name, kHopper, arithmetic::kSplitTilesSm90a, cuda::sm90a::mla_decode_supports<kDtype>,
                               hopper_mla_cost_us, cuda::sm90a::plan_of_mla_decode, cuda::sm90a::mla_decode<kDtype>);
 }
-/// attention_mla_decode on mma.sync of 8.0.
-template <DType kDtype>
+/// attention_mla_decode on mma.sync of 8.0. A GPU of little shared memory leaves tiles that it can't hold to others.
+template <bool kNarrow>
+float ampere_mla_cost_us(const MlaDecodeParams& p, const DeviceFacts& facts) {
+  constexpr float kNever = 1e6f;
+  const float us = cuda::cost_us<MlaDecodeParams, rates::kMlaSm80>(p, facts);
+  return cuda::sm80::mla_decode_fits<kNarrow>(p, facts) ? us : kNever * us;
+}
+template <DType kDtype, bool kNarrow = false>
 constexpr KernelEntry<MlaDecodeParams> ampere_mla(const char* name) {
-  return row<MlaDecodeParams>(name, kAmpere, arithmetic::kSplitApartSm80, cuda::sm80::mla_decode_supports<kDtype>,
-                              cuda::cost_us<MlaDecodeParams, rates::kMlaSm80>, cuda::sm80::plan_of_mla_decode,
-                              cuda::sm80::mla_decode<kDtype>);
+  return row<MlaDecodeParams>(name, kAmpere, arithmetic::kSplitApartSm80,
+                              cuda::sm80::mla_decode_supports<kDtype, kNarrow>, ampere_mla_cost_us<kNarrow>,
+                              cuda::sm80::plan_of_mla_decode<kNarrow>, cuda::sm80::mla_decode<kDtype, kNarrow>);
 }
 
 /// quantized_linear, cut by a plan.

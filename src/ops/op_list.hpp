@@ -39,6 +39,7 @@ inline constexpr OpList kOps{
     Op<AttentionParams>{{"attention", "attention_varlen", "attention_paged", "attention_cascade"}},
     Op<AttentionBackwardParams>{{"attention_backward", "attention_varlen_backward"}},
     Op<MlaDecodeParams>{{"attention_mla_decode"}},
+    Op<LatentAppendParams>{{"latent_append"}},
     Op<Float8AttentionParams>{{"attention_fp8"}},
     Op<MergeStatesParams>{{"merge_states"}},
     Op<PackMaskParams>{{"pack_mask"}},

@@ -15,7 +15,7 @@ import numpy as np
 import flashkernel as fk
 from flashkernel.typing import KvAppendRope, KvAppendRopeWithQ
 
-from ..quantized import FP8, FP8_BLOCK, QuantizedWeight
+from ..quantized import FP8, FP8_BLOCK, QuantizedWeight, as_bytes
 from .arrays import HostArrays
 from .checkpoint import Checkpoint, MemoryCheckpoint
 from .config import read_fields
@@ -181,6 +181,13 @@ class DecoderModel(Model, model_types=FAMILIES):
             self.numbers["top_k"] = config["num_experts_per_tok"]
         if "swiglu_alpha" in config:
             self.numbers.update(alpha=config["swiglu_alpha"], limit=config["swiglu_limit"])
+
+    def pool_options(self, kv_dtype: str | None) -> dict[str, Any]:
+        options = super().pool_options(kv_dtype)
+        if self.sizes is None or kv_dtype is None:
+            return options
+        # Latent rows in 8 bits are bytes of several kinds, which the pool keeps as so many 16-bit elements.
+        return {**options, "head_dim": self.sizes.row_bytes // 2, "dtype": "float16"}
 
     def _keep_latents(self, sizes: LatentSizes, config: dict[str, Any]) -> None:
         """The cache has one row a token. Nothing is read of its values, which can't be none."""
@@ -438,6 +445,8 @@ class DecoderModel(Model, model_types=FAMILIES):
         if layer.latent is not None:
             assert to_latents is not None
             pages = self.arrays.view(self.pages(pool, i)[0])
+            if pool.head_dim != self.head_dim:  # rows in 8 bits
+                pages = as_bytes(pages)
             x = layer.latent(x, batch, to_latents, pages, self.scale)
             return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
         x = self._attend_rows(self._linear(x, layer.qkv_weight, layer.qkv_bias), layer, i, batch, pool)

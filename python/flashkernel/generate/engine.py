@@ -47,7 +47,7 @@ class Engine:
     graphs: replay decode steps, and short prompts of a shape that came before, as CUDA graphs; None: on a GPU.
     kv_dtype: elements of the cache, for less memory and less accuracy (docs/numerics.md): "fp8" (float8_e4m3fn) or
         "int8" with a scale a token and head, half of 16 bits; "int4" with a scale and a zero for 32 elements, 0.31 of
-        them; None: the model's dtype.
+        them; None: the model's dtype. Latent rows of DeepSeek: "fp8" alone (docs/ops/mla.md), 0.57 of 16 bits.
     one_launch: compute decode steps of up to 8 rows by one op, `flashkernel.decode_step`, in one launch on a GPU of 9.0
         (docs/ops/decode_step.md). For plain decoders of Llama's kind, whose matrices are copied into stacks;
         UnsupportedModelError for others, when the cache is made.

@@ -9,6 +9,9 @@ absorbed   each head's query goes through the half of kv_b_proj that makes keys,
 expanded   the rows are read back, kv_b_proj makes keys and values of them, and `attention_varlen` is that of any other
            model. For many queries of a sequence, over which that work is shared.
 
+The cache may hold the rows in 8 bits, with a scale for each 128 columns of the latent (`latent_append`). Pages are then
+of bytes, and expanded rows are their numbers in the model's dtype, as the absorbed way's are.
+
 A step that is part of a CUDA graph is absorbed, and so is everything in the invariant mode, where a query must have one
 order of sums.
 """
@@ -22,8 +25,8 @@ from typing import Any
 import numpy as np
 
 import flashkernel as fk
-from flashkernel.typing import KvAppendRopeWithQ
 
+from ..quantized import latent_numbers
 from .arrays import HostArrays
 from .config import NEEDED, Field, integer, number, read_field, text
 from .errors import CheckpointError, UnsupportedModelError
@@ -71,6 +74,11 @@ class LatentSizes:
     @property
     def row(self) -> int:
         return self.rank + self.turned
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row in 8 bits."""
+        return self.rank + 4 * -(-self.rank // 128) + 2 * self.turned
 
 
 def latent_sizes(config: Mapping[str, Any]) -> LatentSizes:
@@ -161,7 +169,10 @@ class LatentAttention:
     up_weight: Any  # [heads * (plain + value), rank]
 
     def __call__(self, x: Any, batch: PagedBatch, way: Way, pages: Any, scale: float) -> Any:
-        """x [tokens, hidden] to [tokens, heads * value]; pages: [num_pages, page_size, 1, row], which get new rows."""
+        """x [tokens, hidden] to [tokens, heads * value].
+
+        pages: [num_pages, page_size, 1, row], or of bytes; they get new rows.
+        """
         arrays, sizes, options = self.arrays, self.sizes, self.arrays.op_options
         tokens, rank = x.shape[0], sizes.rank
         x = arrays.linear(x, self.in_weight, self.in_bias)
@@ -174,26 +185,44 @@ class LatentAttention:
         wide = None if way.table is None else arrays.space((tokens, self.heads, sizes.row))
         turned = q[..., sizes.plain :]
         q_out = turned if wide is None else wide[..., rank:]
-        rope: KvAppendRopeWithQ = {
-            "positions": batch.positions,
-            "q": turned,
-            "q_out": q_out,
-            "theta": self.rope.theta,
-            "rotary_dim": sizes.turned,
-            "interleaved": self.interleaved,
-            "inv_freq": self.rope.inv_freq,
-        }
-        # The two parts of a row are to the op a value, which is copied, and a key, which is rotated.
-        fk.kv_append(
-            x[:, None, behind + rank :], latent[:, None], pages[..., rank:], pages[..., :rank], batch.slots, rope=rope,
-            **options,
-        )  # fmt: skip
+        key = x[:, behind + rank :]
+        if self.in_bytes(pages):
+            self._append_bytes(key, latent, turned, q_out, batch, pages)
+        else:
+            rope: Any = {"positions": batch.positions, "q": turned, "q_out": q_out, **self._rope_options()}
+            # The two parts of a row are to the op a value, which is copied, and a key, which is rotated.
+            fk.kv_append(
+                key[:, None], latent[:, None], pages[..., rank:], pages[..., :rank], batch.slots, rope=rope, **options
+            )
         if self.rope.factor != 1.0:  # a factor of q and k each counts twice in their product
             arrays.scale_in_place(q_out, self.rope.factor**2)
         if wide is None:
             return self._expanded(q, batch, way, pages, scale)
         arrays.per_head(q[..., : sizes.plain], self._up()[:, : sizes.plain], wide[..., :rank])
         return self._absorbed(wide, way, pages, scale)
+
+    def in_bytes(self, pages: Any) -> bool:
+        """Whether the cache's rows have 8 bits."""
+        return bool(pages.shape[-1] == self.sizes.row_bytes)
+
+    def _rope_options(self) -> dict[str, Any]:
+        return {
+            "theta": self.rope.theta,
+            "rotary_dim": self.sizes.turned,
+            "interleaved": self.interleaved,
+            "inv_freq": self.rope.inv_freq,
+        }
+
+    def _append_bytes(self, key: Any, latent: Any, turned: Any, q_out: Any, batch: PagedBatch, pages: Any) -> None:
+        """Rotates queries (into q_out) and keys, and writes new rows in 8 bits."""
+        options = self.arrays.op_options
+        rotated = self.arrays.space((key.shape[0], self.sizes.turned))
+        heads = lambda x: x.swapaxes(0, 1)[None]  # [1, heads, tokens, columns]
+        fk.rope(
+            heads(turned), heads(key[:, None]), batch.positions, out=(heads(q_out), heads(rotated[:, None])),
+            **self._rope_options(), **options,
+        )  # fmt: skip
+        fk.latent_append(latent, rotated, pages[:, :, 0], batch.slots, **options)
 
     def _up(self) -> Any:
         return self.up_weight.reshape(self.heads, self.sizes.plain + self.sizes.value, self.sizes.rank)
@@ -217,7 +246,9 @@ class LatentAttention:
 
     def _expanded(self, q: Any, batch: PagedBatch, way: Way, pages: Any, scale: float) -> Any:
         arrays, sizes, options = self.arrays, self.sizes, self.arrays.op_options
-        rows = arrays.take(pages.reshape(-1, sizes.row), way.places)
+        rows = arrays.take(pages.reshape(-1, pages.shape[-1]), way.places)
+        if self.in_bytes(pages):
+            rows = arrays.rounded(latent_numbers(rows, sizes.rank))
         kv = fk.linear(rows[:, : sizes.rank], self.up_weight, **options)
         kv = kv.reshape(-1, self.heads, sizes.plain + sizes.value)
         k = arrays.space((kv.shape[0], self.heads, sizes.query))

@@ -111,7 +111,7 @@ class Model(ABC):
     heads_kv: int
     head_dim: int  # of the cache, as heads_kv
     head_dim_v: int | None = None  # of the values in the cache; None: head_dim
-    latent_cache: bool = False  # whether the cache holds latent rows, which are never 8-bit elements
+    latent_cache: bool = False  # whether the cache holds latent rows
     max_positions: int
     vocab_size: int
     window: int | None = None  # most keys that a query of any layer sees, its own included; None: all
@@ -190,11 +190,20 @@ class Model(ABC):
 
     def check_kv_dtype(self, kv_dtype: str | None) -> None:
         """Raises UnsupportedModelError for elements that the model's cache can't have."""
-        if kv_dtype is not None and self.latent_cache:
+        if kv_dtype not in (None, "fp8", "float8_e4m3fn") and self.latent_cache:
             raise UnsupportedModelError(
                 f"generate: kv_dtype={kv_dtype!r} with model_type={describe(self.config.get('model_type'))}, whose "
-                "cache holds latent rows in the model's dtype; None is needed"
+                "cache holds latent rows; None or fp8 is needed"
             )
+
+    def pool_options(self, kv_dtype: str | None) -> dict[str, Any]:
+        """What the pages of the model's cache are, as `KvPagePool` takes it."""
+        return {
+            "heads_kv": self.heads_kv,
+            "head_dim": self.head_dim,
+            "head_dim_v": self.head_dim_v,
+            "dtype": kv_dtype or self.arrays.dtype,
+        }
 
     # --- one model over several ranks; heads_q, heads_kv and the inner size are then those of this rank
 

@@ -57,12 +57,9 @@ class Sequences:
         self.by_graph = model.arrays.asynchronous if graphs is None else graphs
         self.pool = fk.KvPagePool(
             num_pages,
-            model.heads_kv,
-            model.head_dim,
-            head_dim_v=model.head_dim_v,
+            **model.pool_options(kv_dtype),
             page_size=page_size,
             num_layers=model.num_layers,
-            dtype=kv_dtype or model.arrays.dtype,
             device=model.arrays.device,
         )
         self.cache = fk.KvCache(self.pool)

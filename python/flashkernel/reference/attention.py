@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from flashkernel.attention_options import AttentionOptions
 from flashkernel.reference._common import Float, Lengths, f64
 from flashkernel.reference.kv_ops import kv_read
+from flashkernel.reference.latent import latent_numbers
 
 __all__ = [
     "attention",
@@ -399,11 +400,18 @@ def attention_mla_decode(
     seq_lens: NDArray[Any],
     scale: float,
     *,
+    latent_scale: ArrayLike | None = None,
     head_dim_v: int = 512,
     causal: bool = False,
 ) -> tuple[Float, Float]:
-    """(out, lse) of `flashkernel.attention_mla_decode`: paged attention whose values are the keys' first columns."""
-    keys = f64(latent_pages)[:, :, None]
+    """(out, lse) of `flashkernel.attention_mla_decode`: paged attention whose values are the keys' first columns.
+
+    latent_pages: numbers, or bytes (uint8) of 8-bit rows in either form.
+    """
+    keys = np.asarray(latent_pages)
+    if keys.dtype == np.uint8:
+        keys = latent_numbers(keys, np.shape(q)[-1], head_dim_v, latent_scale)
+    keys = f64(keys)[:, :, None]
     return attention_paged(q, keys, keys[..., :head_dim_v], block_table, seq_lens, scale=scale, causal=causal)
 
 

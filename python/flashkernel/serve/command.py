@@ -29,13 +29,14 @@ def pages_of(model: Model, context: int, page_size: int, max_batch: int, kv_dtyp
 
     Raises ValueError if not even one such sequence fits.
     """
-    dims = (model.head_dim, model.head_dim if model.head_dim_v is None else model.head_dim_v)
-    if kv_dtype == "int4":
+    pool = model.pool_options(kv_dtype)
+    dims = (pool["head_dim"], pool["head_dim_v"] or pool["head_dim"])
+    if pool["dtype"] == "int4":
         row = sum(dim // 2 + -(-dim // 32) * 4 for dim in dims)  # bytes of a token's head
-    elif kv_dtype:
+    elif pool["dtype"] in ("int8", "float8_e4m3fn"):
         row = sum(dims) + 2 * 4
     else:
-        row = sum(dims) * (4 if model.arrays.dtype == "float32" else 2)
+        row = sum(dims) * (4 if pool["dtype"] == "float32" else 2)
     page = model.num_layers * model.heads_kv * page_size * row
     one = -(-context // page_size)
     pages = min(one * max_batch, int(memory // page))

@@ -19,7 +19,7 @@ from .linear import Linear, linear
 from .linear_fp8 import linear_fp8, quantize_fp8_blocks
 from .linear_loss import LinearCrossEntropyLoss, linear_cross_entropy, linear_selected_log_prob
 from .loss import cross_entropy
-from .mla import attention_mla_decode
+from .mla import attention_mla_decode, latent_append
 from .norm import RMSNorm, layer_norm, layer_norm_quantized, rms_norm, rms_norm_quantized
 from .quantized_linear import quantized_linear
 from .rope import rope, rope_table
@@ -42,6 +42,7 @@ __all__ = [
     "fused_linear",
     "kv_append",
     "kv_read",
+    "latent_append",
     "layer_norm",
     "layer_norm_quantized",
     "linear",

@@ -1,5 +1,6 @@
-// attention_mla_decode, one query at a time: the oracle of the op's kernels. Called through src/cpu/kernels.cpp.
-// The weights of hidden keys are not 0 but absent: what a query does not see may hold NaN.
+// attention_mla_decode, one query at a time, and latent_append, one row at a time: the oracle of the ops' kernels.
+// Called through src/cpu/kernels.cpp. The weights of hidden keys are not 0 but absent: what a query does not see may
+// hold NaN.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,22 +15,41 @@ namespace {
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
-// A row of q, and what its softmax and its result need.
+// A row of q, one of the cache, and what its softmax and its result need.
 struct RowMemory {
-  std::vector<double> q, scores, sums;
+  std::vector<double> q, row, scores, sums;
 };
 
+// The first `count` columns of the row at `offset`; 8-bit ones are rounded to T as any kernel rounds them.
 template <class T>
-void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, RowMemory& memory) {
+void read_row(const MlaDecodeParams& params, const void* data, std::int64_t offset, std::int64_t count,
+              std::vector<double>& to) {
+  to.clear();
+  const LatentFormat& format = params.format;
+  const auto* const bytes = static_cast<const std::uint8_t*>(data) + offset;
+  for (std::int64_t d = 0; d < count; ++d) {
+    if (!format.is_narrow()) {
+      to.push_back(load<T>(data, offset + d));
+      continue;
+    }
+    const float number = d < format.narrow_columns() ? to_float(Float8E4M3{bytes[d]}) * format.scale_of(bytes, d)
+                                                     : to_float(BFloat16{format.bits_of(bytes, d)});
+    to.push_back(static_cast<double>(to_float(from_float<T>(number))));
+  }
+}
+
+template <class T>
+void attend_row(const MlaDecodeParams& params, std::int64_t b, std::int64_t h, std::int64_t i, RowMemory& memory) {
+  const AttentionParams& p = params.attention;
   const std::int64_t keys = p.last_key(i, p.seq_q, p.k_length(b));
   memory.q.clear();
   for (std::int64_t d = 0; d < p.head_dim; ++d) memory.q.push_back(load<T>(p.q, p.q_offset(b, h, i) + d));
   memory.scores.clear();
   double max = kNone;
   for (std::int64_t j = 0; j < keys; ++j) {
-    const std::int64_t row = p.k_offset(b, 0, j);
+    read_row<T>(params, p.k, p.k_offset(b, 0, j), p.head_dim, memory.row);
     double dot = 0;
-    for (std::int64_t d = 0; d < p.head_dim; ++d) dot += memory.q[static_cast<std::size_t>(d)] * load<T>(p.k, row + d);
+    for (std::size_t d = 0; d < memory.row.size(); ++d) dot += memory.q[d] * memory.row[d];
     memory.scores.push_back(dot * double{p.scale});
     max = std::max(max, memory.scores.back());
   }
@@ -39,10 +59,9 @@ void attend_row(const AttentionParams& p, std::int64_t b, std::int64_t h, std::i
     const double score = memory.scores[static_cast<std::size_t>(j)];
     if (score == kNone) continue;
     const double weight = std::exp(score - max);
-    const std::int64_t row = p.v_offset(b, 0, j);
+    read_row<T>(params, p.v, p.v_offset(b, 0, j), p.head_dim_v, memory.row);
     sum += weight;
-    for (std::int64_t d = 0; d < p.head_dim_v; ++d)
-      memory.sums[static_cast<std::size_t>(d)] += weight * load<T>(p.v, row + d);
+    for (std::size_t d = 0; d < memory.row.size(); ++d) memory.sums[d] += weight * memory.row[d];
   }
   const std::int64_t to = p.out_offset(b, h, i);
   for (std::int64_t d = 0; d < p.head_dim_v; ++d)
@@ -58,10 +77,47 @@ void attention_mla_decode(const MlaDecodeParams& params, void*, Stream) {
     RowMemory memory;
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t i = row % p.seq_q, h = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
-      visit_floating(p.dtype, [&](auto zero) { attend_row<decltype(zero)>(p, b, h, i, memory); });
+      visit_floating(p.dtype_q, [&](auto zero) { attend_row<decltype(zero)>(params, b, h, i, memory); });
     }
   };
   parallel_for(p.batch * p.heads_q * p.seq_q, 1, task);
+}
+
+void latent_append(const LatentAppendParams& p, void*, Stream) {
+  const LatentFormat& format = p.format;
+  const bool grouped = format.kind == LatentKind::kGroups;
+  visit_floating(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    auto task = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t token = begin; token < end; ++token) {
+        const std::int64_t slot = p.slots[token];
+        if (slot < 0) continue;
+        std::uint8_t* const row = p.pages + slot / p.page_size * p.stride_page + slot % p.page_size * p.stride_slot;
+        const T* const latent = static_cast<const T*>(p.latent) + token * p.stride_latent;
+        const T* const key = static_cast<const T*>(p.key) + token * p.stride_key;
+        for (std::int64_t first = 0; first < format.rank; first += kLatentGroup) {
+          const std::int64_t last = std::min(format.rank, first + kLatentGroup);
+          float scale = format.scale.value();
+          if (grouped) {
+            float largest = 0;
+            for (std::int64_t d = first; d < last; ++d)
+              if (const float size = std::fabs(to_float(latent[d])); size > largest) largest = size;  // no NaN
+            scale = latent_scale_of(largest);
+            reinterpret_cast<float*>(row + format.rank)[first / kLatentGroup] = scale;
+          }
+          for (std::int64_t d = first; d < last; ++d) row[d] = from_float<Float8E4M3>(to_float(latent[d]) / scale).bits;
+        }
+        auto* const turned = reinterpret_cast<BFloat16*>(row + LatentFormat::bytes(format.rank, 0));
+        for (std::int64_t d = 0; d < p.turned; ++d) {
+          if (grouped)
+            turned[d] = std::isnan(to_float(key[d])) ? BFloat16{kLatentNan} : from_float<BFloat16>(to_float(key[d]));
+          else
+            row[format.rank + d] = from_float<Float8E4M3>(to_float(key[d]) / format.scale.value()).bits;
+        }
+      }
+    };
+    parallel_for(p.tokens, grain_for(format.columns), task);
+  });
 }
 
 }  // namespace flashkernel::cpu_scalar

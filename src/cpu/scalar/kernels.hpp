@@ -14,6 +14,7 @@ namespace flashkernel::cpu_scalar {
 void attention_fwd(const AttentionParams& params, void* workspace, Stream stream);
 void attention_bwd(const AttentionBackwardParams& params, void* workspace, Stream stream);
 void attention_mla_decode(const MlaDecodeParams& params, void* workspace, Stream stream);
+void latent_append(const LatentAppendParams& params, void* workspace, Stream stream);
 void attention_fp8(const Float8AttentionParams& params, void* workspace, Stream stream);
 void merge_states(const MergeStatesParams& params, void* workspace, Stream stream);
 

@@ -67,6 +67,8 @@ def representative(kernel_id: str, dtype: str | None = None) -> Representative:
     mode = next((part for part in parts if part in MODES), "few_rows" if "amx_stream" in parts else "")
     if op == "attention_fwd" and backend == "cpu" and "widened" in parts[0]:
         mode = "decode_int4"
+    if op == "attention_mla_decode" and ("e4m3" in parts or "widened" in parts[0]):
+        mode = "e4m3"
     if op == "quantized_linear" and parts[0] in ("amx", "avx512_vnni"):
         mode = "tiles"
     bucket = next((int(part[1:]) for part in parts if re.fullmatch(r"d\d+", part)), 0)
@@ -182,14 +184,25 @@ def _merge_states(s: Settings, r: Representative) -> Pair:
 
 
 def _mla_decode(s: Settings, r: Representative) -> Pair:
-    """DeepSeek's decoding: 64 heads over one latent row a token, beside two matrix products of torch."""
+    """DeepSeek's decoding: 64 heads over one latent row a token, beside two matrix products of torch. Rows of 8 bits:
+    beside the call over the same numbers in 16 bits, too."""
     torch = baselines.require_torch()
     batch, heads, keys = s.pick(quick=(1, 16, 64), cpu=(1, 16, 1024), cuda=(32, 64, 4096))
     inputs = Inputs(s.device, r.dtype)
     q, pages = inputs.randn(batch, heads, 1, 576), inputs.randn(batch * keys // 64, 64, 576)
     table = inputs.permutation(batch * keys // 64).int().reshape(batch, keys // 64)
     lengths = inputs.index([keys] * batch)
-    ours = each(fk.attention_mla_decode, [(q, pages, table, lengths)], scale=192**-0.5)
+    call, peers = (q, pages, table, lengths), []
+    if r.mode == "e4m3":
+        narrow = torch.zeros(*pages.shape[:2], 656, dtype=torch.uint8, device=s.device)
+        slots, rows = inputs.index(range(batch * keys)), pages.reshape(-1, 576)
+        fk.latent_append(rows[:, :512].contiguous(), rows[:, 512:].contiguous(), narrow, slots)
+        scales = narrow[..., 512:528].contiguous().view(torch.float32).repeat_interleave(128, -1)
+        latent = narrow[..., :512].view(torch.float8_e4m3fn).float() * scales
+        pages[..., :512], pages[..., 512:] = latent, narrow[..., 528:].contiguous().view(torch.bfloat16)
+        wide = each(fk.attention_mla_decode, [call], scale=192**-0.5)
+        peers, call = [Provider("16 bits", wide, PEER)], (q, narrow, table, lengths)
+    ours = each(fk.attention_mla_decode, [call], scale=192**-0.5)
 
     def products(q: Any, pages: Any, table: Any) -> Any:
         latent = pages[table].reshape(batch, keys, 576)
@@ -197,9 +210,25 @@ def _mla_decode(s: Settings, r: Representative) -> Pair:
         return torch.matmul(weights, latent[..., :512])[:, :, None]
 
     flop = 2.0 * batch * heads * keys * (576 + 512)
-    peers = [Provider("eager", each(products, [(q, pages, table.long())]), PEER)]
-    return ours, peers, {"flop": flop, "read": nbytes(q, pages), "written": nbytes(q) * 512 // 576,
+    peers.append(Provider("eager", each(products, [(q, pages, table.long())]), PEER))
+    return ours, peers, {"flop": flop, "read": nbytes(*call[:2]), "written": nbytes(q) * 512 // 576,
                          "sizes": f"{batch} x {keys} keys, {heads} heads"}  # fmt: skip
+
+
+def _latent_append(s: Settings, r: Representative) -> Pair:
+    """Rows of DeepSeek's latents into pages of 8 bits; kv_append is the peer that writes them as they are."""
+    torch = baselines.require_torch()
+    tokens = s.pick(quick=32, cpu=1024, cuda=8192)
+    inputs = Inputs(s.device, r.dtype)
+    latent, key = inputs.randn(tokens, 512), inputs.randn(tokens, 64)
+    pages = torch.zeros(-(-tokens // 64), 64, 656, dtype=torch.uint8, device=s.device)
+    wide = inputs.randn(-(-tokens // 64), 64, 1, 576)
+    slots = inputs.permutation(tokens)
+    calls = each(fk.latent_append, [(latent, key, pages, slots)])
+    peer = each(fk.kv_append, [(key[:, None], latent[:, None], wide[..., 512:], wide[..., :512], slots)])
+    return calls, [Provider("kv_append", peer, PEER)], {
+        "read": nbytes(latent, key), "written": 656 * tokens, "sizes": f"{tokens} tokens",
+    }  # fmt: skip
 
 
 def _attention_fp8(s: Settings, r: Representative) -> Pair:
@@ -379,6 +408,7 @@ OPS: dict[str, Callable[[Settings, Representative], Pair]] = {
     "attention_fwd": _attention_fwd,
     "attention_bwd": _attention_bwd,
     "attention_mla_decode": _mla_decode,
+    "latent_append": _latent_append,
     "attention_fp8": _attention_fp8,
     "merge_states": _merge_states,
     "linear": _linear,

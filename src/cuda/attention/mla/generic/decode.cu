@@ -1,13 +1,14 @@
-// attention_mla_decode in fp32 arithmetic, for any GPU, dtype and head dims. A block has kRows query rows of a sequence
-// and a part of its keys; eight latent rows at a time lie in shared memory, for the scores and for the results. A
-// second kernel merges the parts by their maxima. Lengths and the page table are read on the device, so that a captured
-// graph replays with other lengths.
+// attention_mla_decode in fp32 arithmetic, for any GPU, dtype, head dims and form of latent rows. A block has kRows
+// query rows of a sequence and a part of its keys; eight latent rows at a time lie in shared memory, for the scores and
+// for the results. A second kernel merges the parts by their maxima. Lengths and the page table are read on the device,
+// so that a captured graph replays with other lengths.
 //
 // Invariant: tiles of keys lie at fixed places of a part. With one part, as in the invariant mode, what a row does not
 // see changes no bit of it.
 #include "cuda/attention/mla/mla.hpp"
 #include "cuda/attention/score.cuh"
 #include "cuda/host/launch.hpp"
+#include "cuda/tile/latent_row.cuh"
 #include "cuda/tile/reduce.cuh"
 
 namespace flashkernel::cuda {
@@ -25,7 +26,9 @@ __host__ __device__ inline std::int64_t partial_floats(const AttentionParams& p)
 
 // Row r of a sequence is query r / heads_q of head r % heads_q.
 template <class T>
-__global__ void __launch_bounds__(kThreads) mla_split_kernel(const AttentionParams p, float* __restrict__ partials) {
+__global__ void __launch_bounds__(kThreads)
+    mla_split_kernel(const MlaDecodeParams params, float* __restrict__ partials) {
+  const AttentionParams& p = params.attention;
   __shared__ float query[kRows][kMaxDim], key[kKeys][kMaxDim];
   __shared__ float weights[kRows][kKeys], factors[kRows];
   const int parts = static_cast<int>(gridDim.x), part = static_cast<int>(blockIdx.x);
@@ -57,10 +60,10 @@ __global__ void __launch_bounds__(kThreads) mla_split_kernel(const AttentionPara
   for (std::int64_t first = begin; first < end; first += kKeys) {
     __syncthreads();  // the last tile is used up
     const std::int64_t j = first + warp;
-    const T* const from = static_cast<const T*>(p.k) + (j < end ? p.k_offset(b, 0, j) : std::int64_t{0});
+    const LatentRow<T> from(params, j < end ? p.k_offset(b, 0, j) : std::int64_t{0});
     float sums[kRows] = {};
     for (int d = lane; d < dim; d += kWarp) {
-      const float x = j < end ? to_float(from[d]) : 0.0f;
+      const float x = j < end ? from[d] : 0.0f;
       key[warp][d] = x;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) sums[r] = fmaf(query[r][d], x, sums[r]);
@@ -179,10 +182,10 @@ void mla_decode(const MlaDecodeParams& params, bool invariant, void* workspace, 
   auto* const partials = static_cast<float*>(workspace);
   const int parts = parts_of(p, invariant);
   const auto batch = static_cast<unsigned>(p.batch), row_blocks = static_cast<unsigned>(row_blocks_of(p));
-  visit_floating(p.dtype, [&](auto zero) {
+  visit_floating(p.dtype_q, [&](auto zero) {
     using T = decltype(zero);
     launch("attention_mla_decode", mla_split_kernel<T>,
-           {dim3(static_cast<unsigned>(parts), row_blocks, batch), kThreads, 0, native(stream)}, p, partials);
+           {dim3(static_cast<unsigned>(parts), row_blocks, batch), kThreads, 0, native(stream)}, params, partials);
     launch("attention_mla_decode: merge", mla_merge_kernel<T>,
            {dim3(static_cast<unsigned>(p.heads_q * p.seq_q), 1, batch), kThreads, 0, native(stream)}, p, parts,
            static_cast<const float*>(partials));

@@ -7,6 +7,9 @@
 // of a row belongs to neighbouring threads; then each warp has 64 columns of the result for all rows, so that a value
 // is read from shared memory once.
 //
+// Latent rows of 8 bits wait in the ring as they are, and are widened into one of two tiles of 16 bits while the
+// softmax of the tile before is made.
+//
 // Blocks are persistent, and their shares are those of split-KV decode (decode/sm80/schedule.cuh); a second kernel
 // merges sequences that are cut by a border of shares.
 //
@@ -14,21 +17,26 @@
 // do not, and a value is not finite, the tile's result is summed by plain loops that leave hidden keys out.
 #pragma once
 
+#include <string>
+
 #include "cuda/attention/decode/sm80/kernel.cuh"
 #include "cuda/attention/mla/sm80/variant.hpp"
+#include "cuda/tile/latent_row.cuh"
+#include "flashkernel/error.hpp"
 
 namespace flashkernel::cuda::sm80 {
 
 /// Where a thread copies its piece of a tile from: row threadIdx.x / 8, every eighth 16 bytes. The page of the next
 /// tile is looked up while this one is copied.
-template <class T>
+template <class T, bool kNarrow>
 class LatentTiles {
  public:
   using Tile = SharedTile<kMlaDim>;
 
-  /// Keys [begin, end) of sequence b.
-  __device__ LatentTiles(const AttentionParams& p, int b, int begin, int end)
-      : table_(p.block_table + b * p.stride_block_table),
+  /// Keys [begin, end) of sequence b, whose rows are of `chunks` times 16 bytes.
+  __device__ LatentTiles(const AttentionParams& p, int chunks, int b, int begin, int end)
+      : chunks_(chunks),
+        table_(p.block_table + b * p.stride_block_table),
         page_size_(static_cast<unsigned>(p.page_size)),
         next_(begin + static_cast<int>(threadIdx.x) / 8),
         end_(end),
@@ -41,11 +49,21 @@ class LatentTiles {
       const bool there = next_ < end_;
       const int page = page_ < 0 || page_ >= p.num_pages ? 0 : page_;  // a bad page id leads to no other memory
       const unsigned at = static_cast<unsigned>(there ? next_ : 0) % page_size_;
-      const T* const from = static_cast<const T*>(p.k) + page * p.stride_k_batch + at * p.stride_k_token + chunk * 8;
-      const std::uint32_t to = slot + Tile::offset(row, chunk);
+      const std::int64_t offset = page * p.stride_k_batch + at * p.stride_k_token;
+      if constexpr (kNarrow) {
+        const std::uint8_t* const from = static_cast<const std::uint8_t*>(p.k) + offset;
 #pragma unroll
-      for (int group = 0; group < Tile::kChunks / 8; ++group)
-        ptx::cp_async_16(to + group * 128, from + group * 64, there ? 16 : 0);
+        for (int i = 0; i < ceil_div(kMlaNarrowPitch / 16, 8); ++i)
+          if (chunk + 8 * i < chunks_)
+            ptx::cp_async_16(slot + row * kMlaNarrowPitch + (chunk + 8 * i) * 16, from + (chunk + 8 * i) * 16,
+                             there ? 16 : 0);
+      } else {
+        const T* const from = static_cast<const T*>(p.k) + offset + chunk * 8;
+        const std::uint32_t to = slot + Tile::offset(row, chunk);
+#pragma unroll
+        for (int group = 0; group < Tile::kChunks / 8; ++group)
+          ptx::cp_async_16(to + group * 128, from + group * 64, there ? 16 : 0);
+      }
       next_ += kMlaKeys;
       page_ = page_of(next_);
     }
@@ -55,10 +73,33 @@ class LatentTiles {
  private:
   __device__ int page_of(int key) const { return key < end_ ? table_[static_cast<unsigned>(key) / page_size_] : 0; }
 
+  int chunks_;
   const std::int32_t* table_;
   unsigned page_size_;
   int next_, end_, page_;
 };
+
+/// A tile of 8-bit rows becomes one of T; all threads of the block take part. `scale`: of rows with one.
+template <class T>
+__device__ inline void widen_latent_tile(const unsigned char* narrow, std::uint32_t tile, bool one_scale, float scale) {
+  using Tile = SharedTile<kMlaDim>;
+  constexpr int kGroupChunks = static_cast<int>(kLatentGroup) / 8, kLatentChunks = kMlaValueDim / 8;
+  constexpr int kKeyAt = static_cast<int>(LatentFormat::bytes(kMlaValueDim, 0));
+#pragma unroll 3
+  for (int at = static_cast<int>(threadIdx.x); at < kMlaKeys * Tile::kChunks; at += kMlaWarps * kWarp) {
+    const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
+    const unsigned char* const from = narrow + row * kMlaNarrowPitch;
+    uint4 numbers;
+    if (one_scale || chunk < kLatentChunks) {
+      const float own =
+          one_scale ? scale : *reinterpret_cast<const float*>(from + kMlaValueDim + chunk / kGroupChunks * 4);
+      numbers = widen_e4m3x8<T>(*reinterpret_cast<const uint2*>(from + chunk * 8), own);
+    } else {
+      numbers = round_bf16x8<T>(*reinterpret_cast<const uint4*>(from + kKeyAt + (chunk - kLatentChunks) * 16));
+    }
+    *static_cast<uint4*>(__cvta_shared_to_generic(tile + Tile::offset(row, chunk))) = numbers;
+  }
+}
 
 /// All but the newest `stages` - 2 groups of copies have arrived.
 __device__ inline void wait_for_tile(int stages) {
@@ -303,11 +344,14 @@ __device__ inline void put_result(const MlaResult<T, Shape>& result, const Atten
 template <class T, class Shape>
 __global__ void __launch_bounds__(kMlaWarps* kWarp, 1)
     mla_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ MlaPlan plan,
-                      float* partials) {
+                      const __grid_constant__ LatentFormat format, float* partials) {
+  constexpr bool kNarrow = Shape::kNarrow;
   constexpr float kLog2E = 1.4426950408889634f;
   extern __shared__ __align__(128) unsigned char shared[];
-  const std::uint32_t queries = ptx::shared_address(shared), ring = queries + Shape::kQueryBytes;
-  float* const scores = reinterpret_cast<float*>(shared + Shape::kQueryBytes + plan.stages * Shape::kTileBytes);
+  const std::uint32_t queries = ptx::shared_address(shared), widened = queries + Shape::kQueryBytes,
+                      ring = widened + Shape::kWidenedBytes;
+  float* const scores =
+      reinterpret_cast<float*>(shared + Shape::kQueryBytes + Shape::kWidenedBytes + plan.stages * Shape::kStageBytes);
   float* const factors = scores + Shape::kScoreBytes / 4;
   float* const states = factors + Shape::kRows;
   const std::uint32_t weights = ptx::shared_address(scores);
@@ -334,6 +378,13 @@ __global__ void __launch_bounds__(kMlaWarps* kWarp, 1)
 
   const int group = static_cast<int>(p.heads_q / p.heads_kv);
   const float scale_log2 = p.scale * kLog2E;
+  const bool one_scale = format.kind == LatentKind::kOneScale;
+  const float row_scale = kNarrow && one_scale ? format.scale.value() : 1.0f;
+  const int chunks = one_scale ? kMlaDim / 16 : kMlaNarrowPitch / 16;  // of a row of 8 bits
+  const auto widen = [&](int slot, int which) {
+    widen_latent_tile<T>(shared + Shape::kQueryBytes + Shape::kWidenedBytes + slot * Shape::kStageBytes,
+                         widened + which * Shape::kTileBytes, one_scale, row_scale);
+  };
   MlaResult<T, Shape> result;
 #pragma unroll 1
   for (int turn = 0; there[turn]; turn ^= 1) {
@@ -341,8 +392,8 @@ __global__ void __launch_bounds__(kMlaWarps* kWarp, 1)
     const KeyRange& range = segment.range;
     const int rows = group * range.q_len;
     const int begin = segment.first * kGranule, end = min(segment.end * kGranule, range.last(range.q_len - 1));
-    LatentTiles<T> tiles(p, segment.b, begin, end);
-    for (int stage = 0; stage < plan.stages - 1; ++stage) tiles.start(p, ring + stage * Shape::kTileBytes);
+    LatentTiles<T, kNarrow> tiles(p, chunks, segment.b, begin, end);
+    for (int stage = 0; stage < plan.stages - 1; ++stage) tiles.start(p, ring + stage * Shape::kStageBytes);
     load_queries<T, kMlaDim, Shape::kRows>(p, plan.decode, segment, queries, rows);
     if (threadIdx.x == 0) there[turn ^ 1] = walk.next(p, plan.decode.head_groups, segments[turn ^ 1]);
     result.clear();
@@ -352,19 +403,33 @@ __global__ void __launch_bounds__(kMlaWarps* kWarp, 1)
     const int own_last = last_of(softmax.row());
     const int full = range.last(0);  // keys up to this one are seen by all queries
     int slot = 0, parity = 0;
+    const auto start_next = [&] {  // into the place of the one before `slot`
+      tiles.start(p, ring + (slot == 0 ? plan.stages - 1 : slot - 1) * Shape::kStageBytes);
+      slot = slot + 1 == plan.stages ? 0 : slot + 1;
+    };
+    if constexpr (kNarrow) {
+      wait_for_tile(plan.stages);
+      __syncthreads();
+      widen(0, 0);
+      start_next();
+    }
 #pragma unroll 1
     for (int first = begin; first < end; first += kMlaKeys) {
-      const std::uint32_t tile = ring + slot * Shape::kTileBytes;
-      wait_for_tile(plan.stages);
+      const std::uint32_t tile = kNarrow ? widened + parity * Shape::kTileBytes : ring + slot * Shape::kStageBytes;
+      if constexpr (!kNarrow) wait_for_tile(plan.stages);
       __syncthreads();  // the tile is there, and the one before it is used up
-      tiles.start(p, ring + (slot == 0 ? plan.stages - 1 : slot - 1) * Shape::kTileBytes);
-      slot = slot + 1 == plan.stages ? 0 : slot + 1;
+      if constexpr (!kNarrow) start_next();
       mla_scores<T, Shape>(queries, tile, scores);
       const bool masked = first + kMlaKeys > full && full < end;  // some see keys of the tile that others do not
       if (masked) find_not_finite<T>(tile, max(0, full - first), &not_finite[parity]);
       if (threadIdx.x == 0) not_finite[parity ^ 1] = 0;
+      if constexpr (kNarrow) wait_for_tile(plan.stages);
       __syncthreads();
       softmax.weigh(scores, factors, scale_log2, own_last - first);
+      if constexpr (kNarrow) {
+        if (first + kMlaKeys < end) widen(slot, parity ^ 1);
+        start_next();
+      }
       __syncthreads();
       result.rescale(factors);
       if (masked && not_finite[parity])
@@ -382,19 +447,22 @@ __global__ void __launch_bounds__(kMlaWarps* kWarp, 1)
 }
 
 /// An entry of the table.
-template <DType kDtype>
+template <DType kDtype, bool kNarrow>
 void mla_decode(const MlaDecodeParams& params, const Plan& planned, void* workspace, Stream stream) {
   using T = Element<kDtype>;
-  const AttentionParams p = mla_grouped(params.attention);
-  if (p.batch * p.heads_q * p.seq_q == 0) return;
-  const CudaDeviceGuard guard(p.device.index);
   const MlaPlan& plan = planned.as<MlaPlan>();
+  const AttentionParams p = mla_grouped(params.attention, plan.decode.head_groups);
+  if (p.batch * p.heads_q * p.seq_q == 0) return;
+  if (plan.stages == 0)
+    throw Unsupported("attention_mla_decode: the GPU's shared memory holds no tile of " +
+                      std::to_string(plan.decode.rows) + " query rows; use attention_mla_decode/cuda/generic");
+  const CudaDeviceGuard guard(p.device.index);
   auto* const partials = static_cast<float*>(workspace);
-  with_mla_shape(plan.decode.rows, [&](auto shape) {
+  with_mla_shape<kNarrow>(plan.decode.rows, [&](auto shape) {
     launch("attention_mla_decode sm80", mla_decode_kernel<T, decltype(shape)>,
            {static_cast<unsigned>(plan.decode.blocks), kMlaWarps * kWarp,
             static_cast<std::size_t>(plan.decode.shared_bytes), native(stream)},
-           p, plan, partials);
+           p, plan, params.format, partials);
   });
   const bool early = cuda_device_properties(p.device.index).compute_capability >= 90;
   launch("attention_mla_decode sm80: combine", attention_decode_combine_kernel<T, kMlaValueDim>,

@@ -24,6 +24,7 @@ inline Plan plan_of_mla_decode(const MlaDecodeParams& p, const DeviceFacts& devi
 template <DType kDtype>
 Verdict mla_decode_supports(const MlaDecodeParams& params) {
   const AttentionParams& p = params.attention;
+  if (params.format.is_narrow()) return "it takes no latent rows of 8 bits";
   if (p.dtype != kDtype) return "it is built for another dtype";
   if (p.head_dim != kMlaDim || p.head_dim_v != kMlaValueDim) return "it takes latent rows of 576 and values of 512";
   if (p.causal) return "it takes no causal mask: one query, or queries that see all keys";
