@@ -537,6 +537,8 @@ KernelTable<MlaDecodeParams> cuda_kernels() {
 #if FK_WITH_SM90A
     hopper_mla<DType::kFloat16>("attention_mla_decode/cuda/sm90a/f16"),
     hopper_mla<DType::kBFloat16>("attention_mla_decode/cuda/sm90a/bf16"),
+    hopper_mla<DType::kFloat16, true>("attention_mla_decode/cuda/sm90a/f16/e4m3"),
+    hopper_mla<DType::kBFloat16, true>("attention_mla_decode/cuda/sm90a/bf16/e4m3"),
 #endif
     ampere_mla<DType::kFloat16>("attention_mla_decode/cuda/sm80/f16"),
     ampere_mla<DType::kBFloat16>("attention_mla_decode/cuda/sm80/bf16"),

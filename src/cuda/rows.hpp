@@ -432,12 +432,13 @@ constexpr KernelEntry<LinearParams> hopper_few_rows(const char* name, const char
 inline float hopper_mla_cost_us(const MlaDecodeParams& p, const DeviceFacts& facts) {
   const float us = cuda::cost_us<MlaDecodeParams, rates::kMlaSm90a>(p, facts);
   constexpr double kBehind = cuda::kOutsideItsRange * rates::kMlaSm90a / rates::kMlaSm80;
-  return cuda::sm90a::has_mla_rows(p.attention) ? us : static_cast<float>(kBehind * us);
+  return cuda::sm90a::has_mla_rows(p.attention, p.format.is_narrow()) ? us : static_cast<float>(kBehind * us);
 }
-template <DType kDtype>
+template <DType kDtype, bool kNarrow = false>
 constexpr KernelEntry<MlaDecodeParams> hopper_mla(const char* name) {
-  return row<MlaDecodeParams>(name, kHopper, arithmetic::kSplitTilesSm90a, cuda::sm90a::mla_decode_supports<kDtype>,
-                              hopper_mla_cost_us, cuda::sm90a::plan_of_mla_decode, cuda::sm90a::mla_decode<kDtype>);
+  return row<MlaDecodeParams>(name, kHopper, arithmetic::kSplitTilesSm90a,
+                              cuda::sm90a::mla_decode_supports<kDtype, kNarrow>, hopper_mla_cost_us,
+                              cuda::sm90a::plan_of_mla_decode, cuda::sm90a::mla_decode<kDtype, kNarrow>);
 }
 /// attention_mla_decode on mma.sync of 8.0. A GPU of little shared memory leaves tiles that it can't hold to others.
 template <bool kNarrow>

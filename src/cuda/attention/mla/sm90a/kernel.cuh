@@ -7,6 +7,8 @@
 // have the next tile's scores in their queue, and the copy engine brings the tile after that. Warpgroup 1 gets the
 // weights through shared memory.
 //
+// Rows of 8 bits are widened on their way into a tile, by the four warps in the place of the copy engine (narrow.cuh).
+//
 //   variant.hpp   which calls, the plan        schedule.cuh  which block works on what        merge.cuh  parts and
 //   results
 //
@@ -24,6 +26,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/attention/forward/sm90a/epilogue.cuh"
 #include "cuda/attention/mla/sm90a/merge.cuh"
+#include "cuda/attention/mla/sm90a/narrow.cuh"
 
 namespace flashkernel::cuda::sm90a {
 
@@ -88,6 +91,23 @@ __device__ inline void load_latent(const AttentionParams& p, const MlaPlan& plan
                     shared.full(ring.slot()), ptx::kL2EvictNormal, column * 64, static_cast<int>(key % page_size), 0,
                     image);
     }
+  }
+}
+
+/// The same of rows of 8 bits, by the four warps of the producers.
+template <class T>
+__device__ inline void widen_latent(const AttentionParams& p, const LatentFormat& format, const MlaShared& shared,
+                                    const MlaSegment& segment, int warp, MlaRing& ring) {
+  const NarrowRows<T> rows(p, format, segment, warp);
+  for (int tile = segment.first; tile < min(segment.end, segment.first + rows.kAhead); ++tile) rows.prefetch(tile);
+#pragma unroll 1
+  for (int tile = segment.first; tile < segment.end; ++tile, ++ring.count) {
+    if (tile + rows.kAhead < segment.end) rows.prefetch(tile + rows.kAhead);
+    ptx::mbarrier_wait(shared.empty(ring.slot()), ring.parity() ^ 1);
+    rows.widen(tile, shared.tile(ring.slot()));
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(shared.full(ring.slot()));
   }
 }
 
@@ -334,10 +354,12 @@ __device__ inline void consume_latent(const AttentionParams& p, const MlaPlan& p
   }
 }
 
-template <class T>
+/// kNarrow: of rows of 8 bits, for which `map` is not used.
+template <class T, bool kNarrow>
 __global__ void __launch_bounds__(kMlaThreads, 1)
     mla_decode_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ MlaPlan plan,
-                      const __grid_constant__ CUtensorMap map, float* partials) {
+                      const __grid_constant__ LatentFormat format, const __grid_constant__ CUtensorMap map,
+                      float* partials) {
   extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // lines of the swizzle: 1024 bytes
   const MlaShared shared{ptx::shared_address(dynamic_shared)};
   const int warp = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / kWarp, 0));
@@ -349,9 +371,9 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   }
   const MlaWalk walk(p, schedule, block);
   if (threadIdx.x == 0) {
-    ptx::tma_prefetch_map(&map);
+    if constexpr (!kNarrow) ptx::tma_prefetch_map(&map);
     for (int stage = 0; stage < MlaShared::kStages; ++stage) {
-      ptx::mbarrier_init(shared.full(stage), 1);
+      ptx::mbarrier_init(shared.full(stage), kNarrow ? NarrowRows<T>::kWarps : 1);
       ptx::mbarrier_init(shared.empty(stage), kMlaConsumers / kWarp);
     }
     ptx::fence_mbarrier_init();
@@ -367,7 +389,10 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
 #pragma unroll 1
     for (int turn = 0; shared.notes().segments[turn].is_there(); turn ^= 1) {
       const MlaSegment segment = shared.notes().segments[turn];
-      if (warp == kMlaConsumers / kWarp) load_latent(p, plan, shared, &map, segment, ring);
+      if constexpr (kNarrow)
+        widen_latent<T>(p, format, shared, segment, warp - kMlaConsumers / kWarp, ring);
+      else if (warp == kMlaConsumers / kWarp)
+        load_latent(p, plan, shared, &map, segment, ring);
       ptx::barrier_sync(kAllMeet, kMlaThreads);
     }
   } else {
@@ -380,7 +405,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
 }
 
 /// An entry of the table.
-template <DType kDtype>
+template <DType kDtype, bool kNarrow>
 void mla_decode(const MlaDecodeParams& params, const Plan& planned, void* workspace, Stream stream) {
   using T = Element<kDtype>;
   const AttentionParams& p = params.attention;
@@ -388,10 +413,12 @@ void mla_decode(const MlaDecodeParams& params, const Plan& planned, void* worksp
   const CudaDeviceGuard guard(p.device.index);
   const MlaPlan& plan = planned.as<MlaPlan>();
   auto* const partials = static_cast<float*>(workspace);
-  launch("attention_mla_decode sm90a", mla_decode_kernel<T>,
-         {static_cast<unsigned>(plan.blocks), kMlaThreads, MlaShared::kBytes, native(stream)}, p, plan,
-         make_tensor_map("attention_mla_decode latent", mla_map(p, static_cast<std::uint32_t>(plan.box_rows))),
-         partials);
+  CUtensorMap map{};
+  if constexpr (!kNarrow)
+    map = make_tensor_map("attention_mla_decode latent", mla_map(p, static_cast<std::uint32_t>(plan.box_rows)));
+  launch("attention_mla_decode sm90a", mla_decode_kernel<T, kNarrow>,
+         {static_cast<unsigned>(plan.blocks), kMlaThreads, MlaShared::kBytes, native(stream)}, p, plan, params.format,
+         map, partials);
   if (plan.blocks == 1) return;
   launch("attention_mla_decode sm90a: merge", mla_merge_kernel<T>,
          {dim3(static_cast<unsigned>(plan.blocks - 1), static_cast<unsigned>(ceil_div(plan.rows, kMlaMergeRows))),

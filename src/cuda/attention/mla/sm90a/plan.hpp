@@ -41,7 +41,12 @@ inline std::int64_t mla_group(const AttentionParams& p) {
 /// each block leaves a part of every row, and a block that merges reads those of all blocks. Measured at 128 and 512
 /// rows.
 inline constexpr std::int64_t kLeastMlaRows = 512;
-inline bool has_mla_rows(const AttentionParams& p) { return p.batch * p.heads_q * p.seq_q >= kLeastMlaRows; }
+/// Of rows of 8 bits, which the kernel of 8.0 widens once for a tile of 16 rows as well: tiles of more rows than that.
+/// Not measured.
+inline constexpr std::int64_t kLeastNarrowRows = 17;
+inline bool has_mla_rows(const AttentionParams& p, bool narrow = false) {
+  return p.batch * p.heads_q * p.seq_q >= kLeastMlaRows && (!narrow || mla_group(p) * p.seq_q >= kLeastNarrowRows);
+}
 
 inline MlaPlan plan_mla_decode(const AttentionParams& p, const DeviceFacts& device) {
   constexpr float kLog2E = 1.4426950408889634f;

@@ -3,6 +3,6 @@
 
 namespace flashkernel::cuda::sm90a {
 
-template void mla_decode<DType::kFloat16>(const MlaDecodeParams&, const Plan&, void*, Stream);
+template void mla_decode<DType::kFloat16, false>(const MlaDecodeParams&, const Plan&, void*, Stream);
 
 }  // namespace flashkernel::cuda::sm90a
