@@ -165,3 +165,44 @@ def patience(pairs: Any, folder: str) -> Any:
         while request.finish is None:
             engine.step()
         return len(request.generated)
+
+
+def prepared(**options: Any) -> Any:
+    """A TensorParallel of NCCL on a GPU of each rank, without NVLink's multicast, which nothing here needs."""
+    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    import torch
+    import torch.distributed as dist
+
+    from flashkernel.generate.devices import arrays_for
+    from flashkernel.generate.tensor_parallel import TensorParallel
+
+    torch.cuda.set_device(dist.get_rank())
+    shared = TensorParallel(dist.new_group(backend="nccl"), **options)
+    shared.prepare(arrays_for("cuda", "float32"))
+    return shared
+
+
+def on_gpus(
+    pairs: Any, folder: str, dtype: str, prompts: list[list[int]], new: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    from flashkernel.generate import load_model
+
+    model = load_model(folder, device="cuda", dtype=dtype, tensor_parallel=prepared(**options))
+    return everything(model, prompts, new)
+
+
+def late_sum(pairs: Any) -> Any:
+    """Rank 1 makes no sum; rank 0 has a second's patience, and its GPU is free again."""
+    import torch
+    import torch.distributed as dist
+
+    shared = prepared(fused=True, timeout=1.0)
+    if dist.get_rank() == 1:
+        return "late"
+    for _ in range(20):
+        shared.sum(torch.ones(1, 64, device="cuda"))
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    done.record()
+    shared.watch(done)
+    return "no error"

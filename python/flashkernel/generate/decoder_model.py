@@ -427,8 +427,16 @@ class DecoderModel(Model, model_types=FAMILIES):
         return self.arrays.linear(x, weight, bias, **options)
 
     def _join(self, x: Any, residual: Any, after: Any, before: Any) -> tuple[Any, Any]:
-        """What comes next and the residual, of a result x: normed by `after`, added, and the sum normed by `before`."""
+        """What comes next and the residual, of a result x, this rank's part of it: added up over the ranks, normed by
+        `after`, added, and the sum normed by `before`.
+        """
         options = self.arrays.op_options
+        if self.parallel is not None:
+            if after is None and before is not None and self.residual_factor == 1.0:
+                joined = self.parallel.sum_norm(x, residual, before, self.eps)
+                if joined is not None:
+                    return joined
+            x = self.parallel.sum(x)
         if after is not None:
             x = fk.rms_norm(x, after, eps=self.eps, **options)
         if self.residual_factor != 1.0:
@@ -448,9 +456,9 @@ class DecoderModel(Model, model_types=FAMILIES):
             if pool.head_dim != self.head_dim:  # rows in 8 bits
                 pages = as_bytes(pages)
             x = layer.latent(x, batch, to_latents, pages, self.scale)
-            return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
+            return self._linear(x, layer.out_weight, layer.out_bias)
         x = self._attend_rows(self._linear(x, layer.qkv_weight, layer.qkv_bias), layer, i, batch, pool)
-        return self.summed(self._linear(x, layer.out_weight, layer.out_bias))
+        return self._linear(x, layer.out_weight, layer.out_bias)
 
     def _attend_rows(self, qkv: Any, layer: _Layer, i: int, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
         """Attention of the rows of Q, K and V as the linear gives them, which this writes to."""
@@ -510,7 +518,7 @@ class DecoderModel(Model, model_types=FAMILIES):
         else:
             gate = self._linear(x, mlp.gate_up_weight[:inner], activation=self.activation)
             x = self.arrays.multiplied(gate, self._linear(x, mlp.gate_up_weight[inner:]))
-        return self.summed(self._linear(x, mlp.down_weight, mlp.down_bias))
+        return self._linear(x, mlp.down_weight, mlp.down_bias)
 
 
 def _joined(parts: list[QuantizedWeight | None]) -> QuantizedWeight | None:

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import flashkernel as fk
+
 from ..torch import _ranks
 from ..torch._ranks import PeerError
 
@@ -46,6 +48,9 @@ class TensorParallel:
     timeout: seconds that a rank waits for the others; None: the group's own limit on the CPU, ten minutes on a GPU.
     one_shot: whether sums of up to 256 KiB on GPUs go through torch's symmetric memory, where each rank reads the
         numbers of all others at once, instead of NCCL.
+    fused: whether sums of up to 32 rows on GPUs are one kernel with the residual and the norm behind them, where ranks
+        write to each other's symmetric memory. It needs Triton, and up to 8 GPUs that reach each other's memory. Not in
+        the invariant mode.
 
     Raises ValueError where there is no group. A rank that ends or does not answer is a `PeerError` of whatever waits.
 
@@ -61,14 +66,17 @@ class TensorParallel:
     >>> dist.destroy_process_group()
     """
 
-    def __init__(self, group: Any = None, *, timeout: float | None = None, one_shot: bool = False):
+    def __init__(self, group: Any = None, *, timeout: float | None = None, one_shot: bool = False, fused: bool = False):
         if timeout is not None and not timeout > 0:
             raise ValueError(f"{WHO}: timeout={timeout}; seconds > 0 are needed")
         self.group = _ranks.find_group(WHO, group)
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.timeout, self.one_shot = timeout, one_shot
+        self.timeout, self.one_shot, self.fused = timeout, one_shot, fused
         self._device = torch.device("cpu")  # where ranks talk about calls
         self._buffers: dict[torch.dtype, Any] = {}  # of the sums that read all ranks' numbers
+        self._inbox: Any = None  # symmetric memory that others write to
+        self._mapped: Any = None  # keeps the others' inboxes in reach
+        self._fused: Any = None  # a RankSum
         self._lost = False
 
     def prepare(self, arrays: Any) -> None:
@@ -83,6 +91,50 @@ class TensorParallel:
         dist.all_reduce(torch.zeros(1, device=arrays.device), group=self.group)
         if self.one_shot and self.size > 1:
             self._prepare_one_shot(arrays)
+        if self.fused and self.size > 1 and self._fused is None:
+            self._prepare_fused(arrays)
+
+    def _prepare_fused(self, arrays: Any) -> None:
+        """Each step is one that all ranks have taken before one of them takes the next."""
+        steps = self._map_inboxes, self._try_fused
+        for step in steps:
+            failed = None
+            try:
+                step(arrays)
+            except Exception as error:
+                failed = error
+            if not self._records("the ranks' inboxes", Agreement(int(failed is None), 0, 0))[:, 0].all():
+                self._inbox = self._fused = None
+                raise ValueError(
+                    f"{WHO}: fused=True, and sums in one kernel do not work on every rank "
+                    f"({failed or 'here they do'}); False is needed"
+                )
+
+    def _map_inboxes(self, arrays: Any) -> None:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        from ..triton.rank_sum import MOST_RANKS, RankSum, inbox_words
+
+        if self.size > MOST_RANKS:
+            raise ValueError(f"the group has {self.size} ranks; up to {MOST_RANKS} are served")
+        self._inbox = symmetric_memory.empty(inbox_words(self.size), dtype=torch.int64, device=arrays.device)
+        self._inbox.zero_()
+        self._mapped = mapped = symmetric_memory.rendezvous(self._inbox, self.group)
+        torch.cuda.synchronize(arrays.device)
+        seconds = GPU_SECONDS if self.timeout is None else self.timeout
+        words = (inbox_words(self.size),)
+        addresses = [mapped.get_buffer(peer, words, torch.int64).data_ptr() for peer in range(self.size)]
+        self._fused = RankSum(self.rank, addresses, arrays.device, seconds)
+
+    def _try_fused(self, arrays: Any) -> None:
+        """Compiles the kernel, and sees whether it adds."""
+        x = torch.full((1, 64), self.rank + 1.0, dtype=getattr(torch, arrays.dtype), device=arrays.device)
+        total = self._fused.sum(x)
+        done = torch.cuda.Event()
+        done.record()
+        self.watch(done)
+        if not bool((total == self.size * (self.size + 1) / 2).all()):
+            raise RuntimeError("a sum is wrong")
 
     def _prepare_one_shot(self, arrays: Any) -> None:
         buffer, failed, dtype = None, None, getattr(torch, arrays.dtype)
@@ -121,12 +173,23 @@ class TensorParallel:
             call = functools.partial(dist.all_reduce, tensor, group=self.group, async_op=True)
             _ranks.wait(WHO, "a sum", [_ranks.guarded(WHO, "a sum", call)], tensor, self.timeout)
             return x
+        if self._fused is not None and self._fused.takes(tensor) and not fk.is_invariant():
+            return self._fused.sum(tensor)
         num_bytes = tensor.numel() * tensor.element_size()
         buffer = self._buffers.get(tensor.dtype)
         if buffer is not None and num_bytes <= ONE_SHOT_BYTES and num_bytes % 16 == 0:
             return self._one_shot(buffer, tensor)
         _ranks.guarded(WHO, "a sum", functools.partial(dist.all_reduce, tensor, group=self.group))
         return tensor
+
+    def sum_norm(self, x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any] | None:
+        """(rms_norm(h) * weight, h), h = residual + x of all ranks, by one kernel; None where there is none for it.
+
+        x, residual: [rows, columns]. weight: [columns], of their dtype or float32.
+        """
+        if self._fused is None or not self._fused.takes(x) or not residual.is_contiguous() or fk.is_invariant():
+            return None
+        return self._fused.sum_norm(x, residual, weight, eps)
 
     def _one_shot(self, buffer: Any, tensor: torch.Tensor) -> torch.Tensor:
         total, begin = torch.empty_like(tensor), buffer[: tensor.numel()].view(tensor.shape)
@@ -216,6 +279,9 @@ class TensorParallel:
                 self._lost = True
                 raise PeerError(f"{WHO}: rank {self.rank} of {self.size} waits: a rank ended or did not answer in time")
             time.sleep(0)
+        if self._fused is not None and self._fused.failed:
+            self._lost = True
+            raise PeerError(f"{WHO}: rank {self.rank} of {self.size}: a sum has waited for a rank in vain")
 
 
 def _checksum(text: str) -> int:
