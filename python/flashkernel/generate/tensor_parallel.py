@@ -50,7 +50,7 @@ class TensorParallel:
         numbers of all others at once, instead of NCCL.
     fused: whether sums of up to 32 rows on GPUs are one kernel with the residual and the norm behind them, where ranks
         write to each other's symmetric memory. It needs Triton, and up to 8 GPUs that reach each other's memory. Not in
-        the invariant mode.
+        the invariant mode. None: where it works, and `one_shot` is not asked for.
 
     Raises ValueError where there is no group. A rank that ends or does not answer is a `PeerError` of whatever waits.
 
@@ -66,7 +66,9 @@ class TensorParallel:
     >>> dist.destroy_process_group()
     """
 
-    def __init__(self, group: Any = None, *, timeout: float | None = None, one_shot: bool = False, fused: bool = False):
+    def __init__(
+        self, group: Any = None, *, timeout: float | None = None, one_shot: bool = False, fused: bool | None = None
+    ):
         if timeout is not None and not timeout > 0:
             raise ValueError(f"{WHO}: timeout={timeout}; seconds > 0 are needed")
         self.group = _ranks.find_group(WHO, group)
@@ -91,7 +93,8 @@ class TensorParallel:
         dist.all_reduce(torch.zeros(1, device=arrays.device), group=self.group)
         if self.one_shot and self.size > 1:
             self._prepare_one_shot(arrays)
-        if self.fused and self.size > 1 and self._fused is None:
+        is_asked = not self.one_shot if self.fused is None else self.fused
+        if is_asked and self.size > 1 and self._fused is None:
             self._prepare_fused(arrays)
 
     def _prepare_fused(self, arrays: Any) -> None:
@@ -105,6 +108,8 @@ class TensorParallel:
                 failed = error
             if not self._records("the ranks' inboxes", Agreement(int(failed is None), 0, 0))[:, 0].all():
                 self._inbox = self._fused = None
+                if self.fused is None:
+                    return
                 raise ValueError(
                     f"{WHO}: fused=True, and sums in one kernel do not work on every rank "
                     f"({failed or 'here they do'}); False is needed"
