@@ -41,11 +41,9 @@ inline std::int64_t mla_group(const AttentionParams& p) {
 /// each block leaves a part of every row, and a block that merges reads those of all blocks. Measured at 128 and 512
 /// rows.
 inline constexpr std::int64_t kLeastMlaRows = 512;
-/// Of rows of 8 bits, which the kernel of 8.0 widens once for a tile of 16 rows as well: tiles of more rows than that.
-/// Not measured.
-inline constexpr std::int64_t kLeastNarrowRows = 17;
+/// Not for rows of 8 bits, which the kernel for 8.0 widens as well: on a GPU this one has not run over them yet.
 inline bool has_mla_rows(const AttentionParams& p, bool narrow = false) {
-  return p.batch * p.heads_q * p.seq_q >= kLeastMlaRows && (!narrow || mla_group(p) * p.seq_q >= kLeastNarrowRows);
+  return !narrow && p.batch * p.heads_q * p.seq_q >= kLeastMlaRows;
 }
 
 inline MlaPlan plan_mla_decode(const AttentionParams& p, const DeviceFacts& device) {
