@@ -35,11 +35,7 @@ void widen_latent(const MlaDecodeParams& params, const WidenedPlan& plan, const 
   static const Elements elements;
   const AttentionParams& call = params.attention;
   const std::int64_t tokens = plan.pages * kWidenedPage;
-  for (std::int64_t b = 0; b < call.batch; ++b) {
-    for (std::int64_t i = 0; i < plan.pages; ++i)
-      pages.table[b * plan.pages + i] = static_cast<std::int32_t>(b * plan.pages + i);
-    pages.lengths[b] = call.k_length(b);
-  }
+  list_pages(call, plan, pages);
   visit_floating(plan.dtype, [&](auto zero) {
     using T = decltype(zero);
     // What no query sees stays as the workspace was.

@@ -36,11 +36,7 @@ void widen_row(const PackedRow& row, std::int64_t dim, T* to) {
 
 void widen_pages(const AttentionParams& call, const WidenedPlan& plan, const WidenedPages& pages) {
   const std::int64_t tokens = plan.pages * kWidenedPage;
-  for (std::int64_t b = 0; b < call.batch; ++b) {
-    for (std::int64_t i = 0; i < plan.pages; ++i)
-      pages.table[b * plan.pages + i] = static_cast<std::int32_t>(b * plan.pages + i);
-    pages.lengths[b] = call.k_length(b);
-  }
+  list_pages(call, plan, pages);
   visit_floating(plan.dtype, [&](auto zero) {
     using T = decltype(zero);
     // Rows are [sequence, token, head]; what no query sees stays as the workspace was.

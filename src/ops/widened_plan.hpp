@@ -111,4 +111,13 @@ inline AttentionParams over_widened(const AttentionParams& call, const WidenedPl
   return p;
 }
 
+/// Writes the table and the lengths of `call` over widened pages in host memory: the pages of each sequence in turn.
+inline void list_pages(const AttentionParams& call, const WidenedPlan& plan, const WidenedPages& pages) {
+  for (std::int64_t b = 0; b < call.batch; ++b) {
+    for (std::int64_t i = 0; i < plan.pages; ++i)
+      pages.table[b * plan.pages + i] = static_cast<std::int32_t>(b * plan.pages + i);
+    pages.lengths[b] = call.k_length(b);
+  }
+}
+
 }  // namespace flashkernel
