@@ -11,7 +11,15 @@ from flashkernel.bench.e2e import SCHEMA, table
 
 from .places import RESULTS
 
-__all__ = ["SCHEMA", "report", "summary"]
+__all__ = ["MARKS", "SCHEMA", "headline", "report", "summary"]
+
+COLUMNS = {
+    "flashkernel": "FlashKernel",
+    "vllm": "vLLM",
+    "hf_sdpa": "Transformers",
+    "hf_static_compile": "Transformers, static cache and torch.compile",
+}
+MARKS = "<!-- models:begin -->", "<!-- models:end -->"
 
 
 def _results(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -41,13 +49,34 @@ def summary(root: Path) -> str:
         for row in result["rows"]:
             cells = [
                 f"{p['decode_tokens_per_second']:.0f} ({p['ready_seconds']:.1f} s)" if p else "-"
-                for p in (row["providers"].get(name) for name in ("flashkernel", "hf_sdpa", "hf_static_compile"))
+                for p in (
+                    row["providers"].get(name) for name in ("flashkernel", "vllm", "hf_sdpa", "hf_static_compile")
+                )
             ]
             lines.append(f"| {row['case']}, {row['dtype']} | {' | '.join(cells)} |")
     if not lines:
         return ""
-    head = "| | FlashKernel | Transformers | Transformers, static cache and torch.compile |\n|---|---|---|---|"
+    head = (
+        "| | FlashKernel | vLLM | Transformers | Transformers, static cache and torch.compile |\n|---|---|---|---|---|"
+    )
     return "\n".join(["## Whole models on a GPU", "", about, "", head, *lines])
+
+
+def headline(root: Path) -> str:
+    """README's table: tokens/s of greedy rows beside vLLM, the prompt's time included."""
+    lines = []
+    for _, result in _results(root):
+        machine = result["machine"]
+        for row in result["rows"]:
+            pair = [row["providers"].get(name) for name in ("flashkernel", "vllm")]
+            if "gpu" not in machine or not all(pair) or "sampled" in row["case"]:
+                continue
+            ours, peer = (p["tokens_per_second"] for p in pair)
+            case = f"{row['case']}, {row['dtype']}"
+            lines.append(f"| {case} | {machine['gpu']} | {ours:.0f} | {peer:.0f} | **{ours / peer:.1f}** |")
+    if not lines:
+        return ""
+    return "\n".join(["| tokens/s | on | FlashKernel | vLLM | ratio |", "|---|---|---|---|---|", *lines])
 
 
 def report(root: Path) -> str:
