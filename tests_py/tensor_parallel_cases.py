@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 
@@ -147,7 +148,6 @@ def leader_dies(pairs: Any, folder: str) -> Any:
 
 def patience(pairs: Any, folder: str) -> Any:
     """An idle leader says that it is still there, more often than its followers lose patience."""
-    import time
 
     import torch.distributed as dist
 
@@ -199,9 +199,11 @@ def late_sum(pairs: Any) -> Any:
     shared = prepared(fused=True, timeout=1.0)
     if dist.get_rank() == 1:
         return "late"
+    begin = time.monotonic()
     for _ in range(20):
         shared.sum(torch.ones(1, 64, device="cuda"))
     torch.cuda.synchronize()
+    assert time.monotonic() - begin > 1.0  # a rank that is a little late is waited for
     done = torch.cuda.Event()
     done.record()
     shared.watch(done)

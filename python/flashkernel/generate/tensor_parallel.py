@@ -107,7 +107,8 @@ class TensorParallel:
             except Exception as error:
                 failed = error
             if not self._records("the ranks' inboxes", Agreement(int(failed is None), 0, 0))[:, 0].all():
-                self._inbox = self._fused = None
+                self._inbox = self._mapped = self._fused = None
+                self._lost = False  # a trial that waited in vain is no rank that was lost: all of them are here
                 if self.fused is None:
                     return
                 raise ValueError(
