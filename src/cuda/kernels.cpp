@@ -537,13 +537,13 @@ KernelTable<MlaDecodeParams> cuda_kernels() {
 #if FK_WITH_SM90A
     hopper_mla<DType::kFloat16>("attention_mla_decode/cuda/sm90a/f16"),
     hopper_mla<DType::kBFloat16>("attention_mla_decode/cuda/sm90a/bf16"),
-    hopper_mla<DType::kFloat16, true>("attention_mla_decode/cuda/sm90a/f16/e4m3"),
-    hopper_mla<DType::kBFloat16, true>("attention_mla_decode/cuda/sm90a/bf16/e4m3"),
+    hopper_mla<DType::kFloat16, true>("attention_mla_decode/cuda/sm90a/e4m3/f16"),
+    hopper_mla<DType::kBFloat16, true>("attention_mla_decode/cuda/sm90a/e4m3/bf16"),
 #endif
     ampere_mla<DType::kFloat16>("attention_mla_decode/cuda/sm80/f16"),
     ampere_mla<DType::kBFloat16>("attention_mla_decode/cuda/sm80/bf16"),
-    ampere_mla<DType::kFloat16, true>("attention_mla_decode/cuda/sm80/f16/e4m3"),
-    ampere_mla<DType::kBFloat16, true>("attention_mla_decode/cuda/sm80/bf16/e4m3"),
+    ampere_mla<DType::kFloat16, true>("attention_mla_decode/cuda/sm80/e4m3/f16"),
+    ampere_mla<DType::kBFloat16, true>("attention_mla_decode/cuda/sm80/e4m3/bf16"),
     invariant(by_mode<MlaDecodeParams, cuda::mla_decode, cuda::mla_decode_workspace>(
         "attention_mla_decode/cuda/generic", kEvery, arithmetic::kSplit, cuda::mla_decode_supports,
         cuda::cost_us<MlaDecodeParams, rates::kMlaGeneric>))
