@@ -187,6 +187,7 @@ void latent_append(const TensorView& latent, const TensorView& key, const Tensor
   if (!is_byte(latent_pages.dtype))
     check.fail(std::string("latent_pages is ") + dtype_name(latent_pages.dtype) +
                "; needs uint8 or float8_e4m3fn (kv_append writes rows of more bits)");
+  check.writable("latent_pages", latent_pages);
   const auto check_rows = [&](const char* name, const TensorView& view) {
     check.floating(name, view);
     check.ndim(name, view, 2, 2);
@@ -203,7 +204,6 @@ void latent_append(const TensorView& latent, const TensorView& key, const Tensor
   LatentAppendParams p;
   p.format = check_narrow(check, latent_pages, latent_scale, latent.shape[1], latent.shape[1] + key.shape[1]);
   check_pages_there(check, latent_pages);
-  check.writable("latent_pages", latent_pages);
   check.apart("latent_pages", latent_pages,
               {{"latent", latent}, {"key", key}, {"slots", slots}, {"latent_scale", latent_scale}});
   IndexCopies copies(check.device());

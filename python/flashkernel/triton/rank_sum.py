@@ -109,7 +109,7 @@ def _sum_ranks(
             if missing != 0:
                 tries = tries * 0
                 tl.store(state_ptr, 1)
-                tl.store(failed.to(tl.pointer_type(tl.int32)), 1)
+                tl.store(failed.to(tl.int64).to(tl.pointer_type(tl.int32)), 1)  # an address below 2^31 came as int32
             part = word.to(tl.int32)
         if IS_WIDE:
             low += part.to(tl.float32, bitcast=True)
