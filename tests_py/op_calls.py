@@ -397,9 +397,9 @@ def _attention() -> list[OpCall]:
         ),
         OpCall(
             "latent_append",
-            lambda a: fk.latent_append(a.latent, a.key, a.pages, a.slots),
+            lambda a: fk.latent_append(a.latent, a.key, a.pages, a.slots, latent_scale=0.5),  # scales need alignment
             {"latent": _numbers(3, 8), "key": _numbers(3, 4), "slots": np.array([5, 0, 11])},
-            {"pages": np.zeros((3, 4, 20), np.uint8)}, ("latent", "key"), ("slots",),
+            {"pages": np.zeros((3, 4, 12), np.uint8)}, ("latent", "key", "pages"), ("slots",),
         ),
         OpCall(
             "attention_paged",
