@@ -63,19 +63,24 @@ def summary(root: Path) -> str:
 
 
 def headline(root: Path) -> str:
-    """README's table: tokens/s of greedy rows beside vLLM, the prompt's time included."""
-    lines = []
+    """README's table: tokens/s of greedy rows beside vLLM, the prompt's time included. Of several runs of a row, the
+    one in which vLLM was the fastest.
+    """
+    found: dict[tuple[str, str], tuple[float, float]] = {}
     for _, result in _results(root):
-        machine = result["machine"]
         for row in result["rows"]:
-            pair = [row["providers"].get(name) for name in ("flashkernel", "vllm")]
-            if "gpu" not in machine or not all(pair) or "sampled" in row["case"]:
+            ours, peer = (row["providers"].get(name) for name in ("flashkernel", "vllm"))
+            if "gpu" not in result["machine"] or not ours or not peer or "sampled" in row["case"]:
                 continue
-            ours, peer = (p["tokens_per_second"] for p in pair)
-            case = f"{row['case']}, {row['dtype']}"
-            lines.append(f"| {case} | {machine['gpu']} | {ours:.0f} | {peer:.0f} | **{ours / peer:.1f}** |")
-    if not lines:
+            key = f"{row['case']}, {row['dtype']}", result["machine"]["gpu"]
+            pair = ours["tokens_per_second"], peer["tokens_per_second"]
+            found[key] = max(found.get(key, pair), pair, key=lambda both: both[1])
+    if not found:
         return ""
+    lines = [
+        f"| {case} | {gpu} | {ours:.0f} | {peer:.0f} | **{ours / peer:.1f}** |"
+        for (case, gpu), (ours, peer) in found.items()
+    ]
     return "\n".join(["| tokens/s | on | FlashKernel | vLLM | ratio |", "|---|---|---|---|---|", *lines])
 
 

@@ -1,4 +1,4 @@
-// kernel.cuh for fp16.
+// kernel.cuh for fp16 over latent rows of 8 bits.
 #include "cuda/attention/mla/sm80/kernel.cuh"
 
 namespace flashkernel::cuda::sm80 {
