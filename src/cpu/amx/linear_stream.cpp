@@ -133,13 +133,7 @@ inline void multiply_unit(const BFloat* weight, std::int64_t stride, std::int64_
 }  // namespace
 
 void linear_stream(const LinearParams& p, void* workspace, Stream) {
-  const Epilogue<BFloat> epilogue{static_cast<BFloat*>(p.out),
-                                  static_cast<BFloat*>(p.preactivation),
-                                  p.stride_out_row,
-                                  p.stride_preactivation_row,
-                                  p.bias.data,
-                                  p.bias.dtype,
-                                  p.activation};
+  const Epilogue<BFloat> epilogue = epilogue_of<BFloat>(p);
   const std::int64_t k = p.in_features, columns = imin(p.rows, kPanel);
   const std::int64_t panel = ceil_div(k, kStep) * 16 * columns;
   std::uint32_t* const x = static_cast<std::uint32_t*>(workspace);

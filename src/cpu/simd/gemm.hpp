@@ -7,6 +7,7 @@
 
 #include "cpu/simd/gemm_plan.hpp"
 #include "cpu/simd/vec_math.hpp"
+#include "ops/linear_params.hpp"
 
 namespace flashkernel::cpu {
 namespace {
@@ -59,6 +60,18 @@ struct Epilogue {
     }
   }
 };
+
+/// That of a call of linear.
+template <class T>
+inline Epilogue<T> epilogue_of(const LinearParams& p) {
+  return {static_cast<T*>(p.out),
+          static_cast<T*>(p.preactivation),
+          p.stride_out_row,
+          p.stride_preactivation_row,
+          p.bias.data,
+          p.bias.dtype,
+          p.activation};
+}
 
 /// A worker's scratch and what its packed blocks hold, so that neighbouring tasks do not pack them again.
 struct GemmScratch {

@@ -12,13 +12,7 @@ namespace {
 
 template <class Micro, class T, std::int64_t kFewRows = kGemvRows>
 inline void linear_typed(const LinearParams& p, void* workspace) {
-  const Epilogue<T> epilogue{static_cast<T*>(p.out),
-                             static_cast<T*>(p.preactivation),
-                             p.stride_out_row,
-                             p.stride_preactivation_row,
-                             p.bias.data,
-                             p.bias.dtype,
-                             p.activation};
+  const Epilogue<T> epilogue = epilogue_of<T>(p);
   if (p.rows <= kFewRows) return gemv<T>(p, epilogue, workspace);
   const Operand<T> x{static_cast<const T*>(p.x), p.stride_x_row, 1};
   const Operand<T> weight{static_cast<const T*>(p.weight), p.stride_weight_out, p.stride_weight_in};

@@ -1,4 +1,4 @@
-// kernel.cuh for fp16.
+// kernel.cuh for fp16 over latent rows of 8 bits.
 #include "cuda/attention/mla/sm90a/kernel.cuh"
 
 namespace flashkernel::cuda::sm90a {
