@@ -55,11 +55,12 @@ KNOWN_STACK = {
     "sm80::attention_fwd_kernel": 40,  # d128 on 8.0
     "sm80::attention_fwd_f32_kernel": 80,
     "sm80::attention_bwd_kernel": 8,  # d128 on 8.0
-    "sm80::attention_bwd_f32_kernel": 80,
+    "sm80::attention_bwd_f32_kernel": 88,  # d96 on 9.0
     "sm80::attention_decode_kernel": 48,  # 8-bit keys at d128 with 17 to 32 rows, on 8.0
     "sm80::attention_decode_combine_kernel": 8,  # d256
     "sm80::gemm_kernel": 136,  # fp32
     "sm80::linear_few_rows_kernel": 32,
+    "sm80::quantized_few_rows_kernel": 104,  # three blocks of four warps; 32 rows on 9.0
 }
 SHARED_GRANULE = 128
 REGISTERS_GRANULE = 256  # per warp

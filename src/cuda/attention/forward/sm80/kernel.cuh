@@ -44,6 +44,7 @@ struct ForwardShape {
   static constexpr int kSlices = !kModified && !kShort && kWidest <= 128 ? 2 : 1;  // of 16 rows a warp
   static constexpr int kBlockM = kWarps * kSlices * 16;
   static constexpr int kBlockN = !kModified && !kShort && kWidest <= 64 ? 128 : 64;
+  static constexpr bool kReadsBiases = kModified && kWidest <= 128;  // a tile's at once: registers are left
   static constexpr int kStages = kWidest <= 128 ? 3 : 2;  // 64 and 80 KB at d64, d128: two blocks fit every 8.0 and 9.0
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kShortBlocks = (kWidest <= 64 ? 4 : 3) - (kModified && kWidest > 32);
@@ -162,6 +163,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
     ptx::cp_async_commit();
   };
 
+  const auto reads_biases = [&] { return Shape::kReadsBiases && plan.biases.ahead; };  // no register
   const float scale_log2 = kModified ? kLog2E : p.scale * kLog2E;  // modified scores are scaled already
   [[maybe_unused]] const float slope =
       kModified && p.alibi_slopes ? p.alibi_slopes[b * p.stride_alibi_batch + h] : 0.0f;
@@ -191,7 +193,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       [[maybe_unused]] std::uint64_t shown[kSlices][2];
       bool multiplies = true;
       if constexpr (kModified)
-        if (!plan.biases.ahead)
+        if (!reads_biases())
           multiplies = read_mask<kBlockN>(p, b, h, first_query + row_in_block, last_query, first_j,
                                           range.k_len - range.q_len, lane, shown);
       // Blocks of 16 keys, counted from the tile's first one, that a row of the warp sees. Of a short sequence many
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       [[maybe_unused]] LaneBiases<T, kBlockN> biases;
       if constexpr (kModified) {
         static_assert(kSlices == 1);
-        if (plan.biases.ahead && multiplies)
+        if (reads_biases() && multiplies)
           biases.read(p.bias, static_cast<const T*>(p.bias.data) + b * p.bias.stride_batch + h * p.bias.stride_head,
                       plan.biases.in_pairs, first_query + row_in_block, last_query, first_j + 2 * (lane % 4),
                       range.k_len);
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(ForwardShape<kQkDim, kVDim, kModified, kShort>
       __syncthreads();
       start_copy(kStages % 2 != 0, next, slot_of(item + kStages));
 
-      if (kModified && !plan.biases.ahead) {
+      if (kModified && !reads_biases()) {
 #pragma unroll
         for (int s = 0; s < kSlices; ++s)
 #pragma unroll
