@@ -263,7 +263,7 @@ def launches(name: str) -> dict[str, int]:
     ],
 )
 def test_launches_of_a_fused_step(name: str, composed: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other table of docs/end_to_end.md: what a GPU runs for few rows. On the CPU an op is composed of others."""
+    """The other table of lab/notebooks/engine_step.md: what a GPU runs for few rows. On the CPU an op is others."""
     from flashkernel.generate.model import Model
 
     monkeypatch.setattr(Model, "fused", True)
@@ -281,7 +281,7 @@ def test_launches_of_a_fused_step(name: str, composed: dict[str, int], monkeypat
     ],
 )
 def test_launches_of_a_step(name: str, expected: dict[str, int]) -> None:
-    """What docs/end_to_end.md counts, for two layers: an op more is a launch more in every layer."""
+    """What lab/notebooks/engine_step.md counts, for two layers: an op more is a launch more in every layer."""
     assert launches(name) == expected
 
 

@@ -382,5 +382,5 @@ def test_the_table_names_the_families_that_tests_cover() -> None:
 def test_the_list_names_the_types_that_the_sweep_covers() -> None:
     import test_transformers_sweep as sweep
 
-    listed = [re.findall(r"`([\w-]+)`", cells[1]) for cells in _rows("end_to_end.md", "fkernel")]
+    listed = [re.findall(r"`([\w-]+)`", cells[1]) for cells in _rows("transformers.md", "fkernel")]
     assert listed == [sweep.DECODERS, sweep.ENCODERS, sweep.BOTH, sweep.OTHERS, sweep.UNUSED]

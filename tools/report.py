@@ -190,13 +190,11 @@ def pages(root: Path, found: list[Section]) -> tuple[dict[Path, str], list[Figur
     if models := whole_models.report(root) + training.report(root):
         texts[root / TABLES / "whole_models.md"] = f"# Whole models\n{models}"
         drawn += training.figures(root)
-    front, guide = root / "README.md", root / "docs" / "end_to_end.md"
+    front = root / "README.md"
     text = readme.put(front.read_text(encoding="utf-8"), standing.headline(rows))
     if beside := whole_models.headline(root):
         text = readme.put(text, beside, whole_models.MARKS)
     texts[front] = text
-    if trained := training.section(root, "../lab/plots/"):
-        texts[guide] = readme.put(guide.read_text(encoding="utf-8"), trained, training.MARKS)
     return texts, drawn
 
 

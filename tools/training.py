@@ -16,10 +16,9 @@ from . import peers
 from .places import RESULTS
 from .plots import Figure
 
-__all__ = ["MARKS", "SCHEMA", "figures", "report", "section", "sentence", "smoothed"]
+__all__ = ["SCHEMA", "figures", "report", "sentence", "smoothed"]
 
 SCHEMA = "train-1"
-MARKS = ("<!-- training:begin -->", "<!-- training:end -->")
 POINTS = 100  # of a curve in a plot
 
 
@@ -93,8 +92,8 @@ def _memory(run: dict[str, Any]) -> str:
     return f"{run['peak_bytes'] / 2**30:.2f} GiB" if run["peak_bytes"] else "-"
 
 
-def section(root: Path, plots: str) -> str:
-    """Tables and plot of every result; `plots` is the way to their folder from the page that shows them."""
+def report(root: Path) -> str:
+    """The part of lab/tables/whole_models.md: tables and plot of every result."""
     parts = []
     for path, result in _results(root):
         machine, method = result["machine"], result["method"]
@@ -129,14 +128,8 @@ def section(root: Path, plots: str) -> str:
         if result["failed"]:  # or no time left
             parts.append(f"Not measured: {'; '.join(result['failed'])}.\n")
         if (figure := _figure(path, result)) is not None:
-            parts.append(f"![{figure.title}]({plots}{figure.name}.svg)\n")
-    return "\n".join(parts)
-
-
-def report(root: Path) -> str:
-    """The part of lab/tables/whole_models.md."""
-    text = section(root, "../plots/")
-    return f"\n## Training\n\n{text}" if text else ""
+            parts.append(f"![{figure.title}](../plots/{figure.name}.svg)\n")
+    return "\n".join(["\n## Training\n", *parts]) if parts else ""
 
 
 def sentence(root: Path) -> str:
@@ -155,6 +148,6 @@ def sentence(root: Path) -> str:
             f"Training a GPT-2 of width {result['method']['width']} on one {result['machine']['gpu']}, tokens/s with "
             f"FlashKernel's kernels (with stock ones), by the way a step runs: {', '.join(speeds)}. After "
             f"{result['method']['steps']} steps validation losses of {losses[0]:.3f} and {losses[1]:.3f}; "
-            "curves and tables in [docs/end_to_end.md](docs/end_to_end.md#training)."
+            "curves and tables in [lab/tables/whole_models.md](lab/tables/whole_models.md#training)."
         )
     return "\n\n".join(parts)

@@ -94,6 +94,6 @@ def report(root: Path) -> str:
             f"`{result['command']}` on {machine.get('gpu') or machine['cpu']}, {machine['date'][:10]}, commit "
             f"{machine['commit']}; torch {machine['torch']}, transformers {machine['transformers']}. Medians of "
             f"{result['method']['runs']} runs; [{path.name}]({name}); "
-            f"[docs/end_to_end.md](../../docs/end_to_end.md) says what is done.\n\n{table(result['rows'])}\n"
+            f"[docs/benchmarks.md](../../docs/benchmarks.md#whole-models) says how.\n\n{table(result['rows'])}\n"
         )
     return "".join(f"\n{part}" for part in parts)
