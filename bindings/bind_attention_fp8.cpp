@@ -88,7 +88,7 @@ out_dtype: "bfloat16", which is the default, or "float16".
 out: written in place and returned; q's shape with head_dim_v.
 
 Returns out, or (out, lse). There is no gradient. On 9.0, tensor cores of 8 bits serve head dims up to 256; they round the weights
-of keys to e4m3, whose error stands beside that of 16 bits in docs/numerics.md. Other kernels widen elements first and round
+of keys to e4m3, whose error stands beside that of 16 bits in docs/low_precision.md. Other kernels widen elements first and round
 nothing more than attention of out's dtype does.
 
 Source: Shah et al., FlashAttention-3 (2024), section 3.3.

@@ -44,7 +44,7 @@ void bind_quantized_linear(nb::module_& module) {
       R"doc(activation(x W^T + bias) for a weight W of 4 or 8 bits with a scale for each block of it.
 
 x: [..., in_features], up to 8 dims; float32, float16 or bfloat16. It is not quantised; beside tiles it may become integers of 24
-   or 16 bits (docs/numerics.md).
+   or 16 bits (docs/low_precision.md).
 weight: [out_features, bytes of a row]. What a row holds, in blocks of 32 elements, `format` says:
    "int4" (uint8, in_features / 2 bytes): byte i of a block's 16 has element i in its low half, element 16 + i in its high half;
    "int8" (int8, in_features bytes);

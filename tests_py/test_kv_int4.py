@@ -75,7 +75,7 @@ def test_append_with_rope_is_a_step_from_the_oracle_at_most() -> None:
 
 
 # The largest error of the output, and its root mean square, for unit-variance queries, keys and values;
-# docs/numerics.md states them.
+# docs/low_precision.md states them.
 LARGEST, MEAN = 0.12, 0.03
 
 

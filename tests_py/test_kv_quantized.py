@@ -126,8 +126,8 @@ def test_append_with_rope(make, kv_dtype: str, token_scales: bool, interleaved: 
             assert (np.abs(number - tokens[t]) <= 0.52 * step).all()
 
 
-# Largest error of the output, and its root mean square, for unit-variance queries, keys and values; docs/numerics.md
-# states them.
+# Largest error of the output, and its root mean square, for unit-variance queries, keys and values;
+# docs/low_precision.md states them.
 LARGEST, MEAN = {"float8_e4m3fn": 0.05, "int8": 0.015}, {"float8_e4m3fn": 0.01, "int8": 0.003}
 
 

@@ -14,7 +14,7 @@ namespace flashkernel {
 /// host, where it is read during the call), or broadcastable to [batch, heads_kv]: a query head has the scale of its kv
 /// head. Options: causal, window, softcap, scale, ALiBi, sinks, seqused. There is no gradient.
 ///
-/// Kernels on 8-bit tensor cores round the weights of keys to e4m3 before the second product (docs/numerics.md).
+/// Kernels on 8-bit tensor cores round the weights of keys to e4m3 before the second product (docs/low_precision.md).
 FK_API void attention_fp8(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& q_scale,
                           const TensorView& k_scale, const TensorView& v_scale, const TensorView& cu_seqlens_q,
                           const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,

@@ -129,7 +129,7 @@ FK_API fk_status fk_latent_append(const fk_tensor* latent, const fk_tensor* key,
 // (1), one number (0 dims or one element; on q's device, or on the host, where it is read during the call), or
 // broadcastable to [batch, heads_kv]: a query head has the scale of its kv head. Options: causal, window, softcap,
 // scale, ALiBi, sinks, seqused. There is no gradient.  Kernels on 8-bit tensor cores round the weights of keys to
-// e4m3 before the second product (docs/numerics.md).
+// e4m3 before the second product (docs/low_precision.md).
 FK_API fk_status fk_attention_fp8(const fk_tensor* q, const fk_tensor* k, const fk_tensor* v, const fk_tensor* q_scale,
     const fk_tensor* k_scale, const fk_tensor* v_scale, const fk_tensor* cu_seqlens_q,
     const fk_tensor* cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, const fk_tensor* out,
@@ -202,7 +202,7 @@ FK_API fk_status fk_linear_backward(const fk_tensor* grad_out, const fk_tensor* 
 // 16, in_features / 32, bytes of 16 blocks], each the blocks of 16 rows side by side: their numbers of 2 bytes, the
 // first of each row, the second of each row, then 4 bytes of each row's elements at a time. AVX512-VNNI and AMX read
 // them fastest. AVX512-VNNI takes x as integers of 24 bits (fp32) or 16 bits (fp16, bf16) with one scale for 32
-// neighbours: docs/numerics.md.
+// neighbours: docs/low_precision.md.
 FK_API fk_status fk_quantized_linear(const fk_tensor* x, const fk_tensor* weight, const fk_tensor* scales,
     const fk_tensor* zeros, const fk_tensor* bias, const fk_tensor* out, fk_weight_format format,
     fk_activation activation, const fk_context* context);

@@ -18,7 +18,7 @@ namespace flashkernel {
 /// On the CPU a weight in GGUF's formats may be tiles [out_features / 16, in_features / 32, bytes of 16 blocks], each
 /// the blocks of 16 rows side by side: their numbers of 2 bytes, the first of each row, the second of each row, then 4
 /// bytes of each row's elements at a time. AVX512-VNNI and AMX read them fastest. AVX512-VNNI takes x as integers of 24
-/// bits (fp32) or 16 bits (fp16, bf16) with one scale for 32 neighbours: docs/numerics.md.
+/// bits (fp32) or 16 bits (fp16, bf16) with one scale for 32 neighbours: docs/low_precision.md.
 FK_API void quantized_linear(const TensorView& x, const TensorView& weight, const TensorView& scales,
                              const TensorView& zeros, const TensorView& bias, const TensorView& out,
                              WeightFormat format, Activation activation = Activation::kNone,

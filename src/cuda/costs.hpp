@@ -49,7 +49,7 @@ namespace rates {
 inline constexpr Rates kNaive{10000, 100000}, kTiled{50000, 1000000}, kForwardSm75{100000, 30000000},
     kForwardSm80{200000, 150000000}, kForwardSm90a{300000, 350000000}, kForwardScoredSm90a{250000, 250000000};
 /// Operands of 8 bits: as fast as 16 bits, but behind every kernel that widens them, since sums of many values that are
-/// alike lose a part on these tensor cores (docs/numerics.md).
+/// alike lose a part on these tensor cores (docs/low_precision.md).
 inline constexpr Rates kForwardFloat8Sm90a{4000, 500000};
 /// Short sequences in small tiles: before every other forward kernel in its range (lab/cliffs.md).
 inline constexpr Rates kForwardShort{310000, 360000000};

@@ -45,7 +45,7 @@ class Engine:
     run_ahead: start the next steps before the last ones are read; None: on a GPU.
     prefix_sharing: keep full pages for later requests that begin with the same tokens.
     graphs: replay decode steps, and short prompts of a shape that came before, as CUDA graphs; None: on a GPU.
-    kv_dtype: elements of the cache, for less memory and less accuracy (docs/numerics.md): "fp8" (float8_e4m3fn) or
+    kv_dtype: elements of the cache, for less memory and less accuracy (docs/low_precision.md): "fp8" (float8_e4m3fn) or
         "int8" with a scale a token and head, half of 16 bits; "int4" with a scale and a zero for 32 elements, 0.31 of
         them; None: the model's dtype. Latent rows of DeepSeek: "fp8" alone (docs/ops/mla.md), 0.57 of 16 bits.
     one_launch: compute decode steps of up to 8 rows by one op, `flashkernel.decode_step`, in one launch on a GPU of 9.0

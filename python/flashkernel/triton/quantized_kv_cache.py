@@ -1,9 +1,9 @@
 """8-bit pages in Triton: elements to numbers and back, and the kernels of kv_append and kv_read for such pages.
 
 number = element * scale; an element is x * (1 / scale), rounded to nearest even and saturated, bit for bit what the
-library's own kernels store (docs/numerics.md). float8_e4m3fn is worked out on its bits, as uint8: Triton's interpreter
-knows no such numbers, nor do GPUs before 8.9. Called by paged_kv_cache.py and paged_attention.py. OCP, 8-bit Floating
-Point Specification (2023).
+library's own kernels store (docs/low_precision.md). float8_e4m3fn is worked out on its bits, as uint8: Triton's
+interpreter knows no such numbers, nor do GPUs before 8.9. Called by paged_kv_cache.py and paged_attention.py. OCP,
+8-bit Floating Point Specification (2023).
 """
 
 from __future__ import annotations
