@@ -19,6 +19,8 @@ from ..torch._library import autocast, dense, direct, like
 from ._errors import as_both
 
 __all__ = [
+    "DENSE",
+    "VARLEN",
     "attention",
     "attention_fp8",
     "attention_varlen",
@@ -29,6 +31,7 @@ __all__ = [
     "refuse_fp8",
     "shapes",
     "sides",
+    "varlen_used_backward",
 ]
 
 
@@ -73,10 +76,10 @@ def shapes(op: str, error: Exception, layout: str, **tensors: Any) -> Exception:
 
 _tokens_first: Any = vars(_C)["_attention_tokens_first"]  # no parts of the package's interface
 _varlen_used: Any = vars(_C)["_attention_varlen_used"]
-_varlen_used_backward: Any = vars(_C)["_attention_varlen_used_backward"]
+_used_backward: Any = vars(_C)["_attention_varlen_used_backward"]
 
-_DENSE = "[batch, seq, heads, head_dim]"
-_VARLEN = "[total, heads, head_dim]"
+DENSE = "[batch, seq, heads, head_dim]"
+VARLEN = "[total, heads, head_dim]"
 
 
 def attention(
@@ -122,7 +125,7 @@ def attention(
             return (out, result[1]) if return_lse else out
         result = fkt.attention(_heads_first(q), _heads_first(k), _heads_first(v), **given, return_lse=return_lse)
     except (ValueError, IndexError) as error:
-        raise shapes(op, error, _DENSE, q=q, k=k, v=v) from None
+        raise shapes(op, error, DENSE, q=q, k=k, v=v) from None
     return (result[0].transpose(1, 2), result[1]) if return_lse else result.transpose(1, 2)
 
 
@@ -232,7 +235,7 @@ def attention_fp8(
         out, lse = fkt.attention_fp8(*map(place, tensors), *scales, return_lse=True, **chosen)
     except (ValueError, IndexError) as error:
         q, k, v = tensors
-        raise shapes(op, error, _DENSE if lengths is None else _VARLEN, q=q, k=k, v=v) from None
+        raise shapes(op, error, DENSE if lengths is None else VARLEN, q=q, k=k, v=v) from None
     out = out if lengths is not None else out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
@@ -260,13 +263,24 @@ class _Used(torch.autograd.Function):
         q, k, v, sinks, out, lse, starts_q, starts_k, used_q, used_k = ctx.saved_tensors
         with torch.no_grad():
             grad_out = torch.zeros_like(out) if grad_out is None else dense(grad_out)
-            found: list[Any] = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
-            found.append(torch.zeros_like(sinks) if ctx.needs_input_grad[4] else None)
+            found: list[Any] = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+            found.append(torch.empty_like(sinks) if ctx.needs_input_grad[4] else None)
             lengths = starts_q, starts_k, *ctx.longest, used_q, used_k
-            _varlen_used_backward(
-                grad_out, dense(grad_lse), q, k, v, out, lse, *lengths, *ctx.given, sinks, *found
-            )  # fmt: skip
+            tensors = grad_out, dense(grad_lse), q, k, v, out, lse
+            varlen_used_backward(tensors, lengths, ctx.given, found, sinks)
         return None, *_final(ctx.op, found, (q, k, v, sinks, *grads)), None, None
+
+
+def varlen_used_backward(tensors: Any, lengths: Any, given: Any, grads: Any, sinks: Any = None) -> None:
+    """Writes the gradients of q, k, v and sinks; of tokens that are not in use, 0.
+
+    tensors: those of out and of lse or None, q, k, v, out, lse. lengths, given: as for `attention_varlen_used`. grads:
+       of q, k, v, and of sinks or None.
+    """
+    for grad in grads:
+        if grad is not None:
+            grad.zero_()
+    _used_backward(*tensors, *lengths, *given, sinks, *grads)
 
 
 def attention_varlen_used(op: str, tensors: Any, lengths: Any, given: Any, return_lse: bool) -> Any:
@@ -278,7 +292,7 @@ def attention_varlen_used(op: str, tensors: Any, lengths: Any, given: Any, retur
     try:
         result = _Used.apply(op, *tensors, lengths, given)
     except (ValueError, IndexError) as error:
-        raise shapes(op, error, _VARLEN, q=tensors[0], k=tensors[1], v=tensors[2]) from None
+        raise shapes(op, error, VARLEN, q=tensors[0], k=tensors[1], v=tensors[2]) from None
     return result if return_lse else result[0]
 
 
@@ -308,4 +322,4 @@ def attention_varlen(
             return_lse=return_lse,
         )
     except (ValueError, IndexError) as error:
-        raise shapes(op, error, _VARLEN, q=q, k=k, v=v) from None
+        raise shapes(op, error, VARLEN, q=q, k=k, v=v) from None

@@ -14,6 +14,7 @@ __all__ = ["VERSION", "install", "installed", "uninstall"]
 VERSION = "2.8.4+flashkernel"
 """The release of flash-attn whose functions these are."""
 
+_NAMES = ("flash_attn", "flash_attn_3", "flash_attn_interface")
 _MINE: dict[str, types.ModuleType] = {}
 _REPLACED: dict[str, types.ModuleType] = {}
 
@@ -22,8 +23,10 @@ def install(*, force: bool = False) -> None:
     """Makes `import flash_attn` and `import flash_attn_interface` (flash-attn 3), in this process, find FlashKernel,
     whether the packages are installed or not.
 
-    There are `flash_attn`, `flash_attn.flash_attn_interface`, `flash_attn.bert_padding`, `flash_attn.layers.rotary`
-    and `flash_attn_interface`; other modules of the packages are not found. Calling it again changes nothing.
+    There are `flash_attn`, `flash_attn.flash_attn_interface`, `flash_attn.bert_padding`, `flash_attn.layers.rotary`,
+    and flash-attn 3 by both of its names, `flash_attn_interface` and `flash_attn_3.flash_attn_interface`; other modules
+    of the packages are not found. Private functions that other libraries import are there, too. Calling it again
+    changes nothing.
 
     force: also where the packages are already imported. Names that were taken from them before keep what they are.
 
@@ -38,7 +41,7 @@ def install(*, force: bool = False) -> None:
     """
     if installed():
         return
-    there = [name for name in sys.modules if name.split(".")[0] in ("flash_attn", "flash_attn_interface")]
+    there = [name for name in sys.modules if name.split(".")[0] in _NAMES]
     if there and not force:
         raise RuntimeError(
             f"flashkernel.flash_attn.install: {there[0]} is already imported from elsewhere; call install() before, or "
@@ -53,6 +56,8 @@ def install(*, force: bool = False) -> None:
     root.layers = layers  # type: ignore[attr-defined]
     root.flash_attn_interface = _like("flash_attn.flash_attn_interface", flash_attn_interface)  # type: ignore[attr-defined]
     root.bert_padding = _like("flash_attn.bert_padding", bert_padding)  # type: ignore[attr-defined]
+    third = _module("flash_attn_3", {}, package=True)
+    third.flash_attn_interface = _like("flash_attn_3.flash_attn_interface", flash_attn_3_interface)  # type: ignore[attr-defined]
     _like("flash_attn_interface", flash_attn_3_interface)
     sys.modules.update(_MINE)
 
@@ -83,4 +88,5 @@ def _module(name: str, names: dict[str, Any], *, package: bool = False) -> types
 
 
 def _like(name: str, module: types.ModuleType) -> types.ModuleType:
-    return _module(name, {public: getattr(module, public) for public in module.__all__})
+    names = (*module.__all__, *getattr(module, "PRIVATE", ()))
+    return _module(name, {each: getattr(module, each) for each in names})

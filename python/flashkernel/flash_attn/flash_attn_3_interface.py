@@ -18,6 +18,7 @@ from ..torch._library import dense
 from . import _attention as door
 from ._cache import attend_pages, token_places, with_cache
 from ._errors import ArgumentError
+from ._parts_3 import PRIVATE, _flash_attn_backward, _flash_attn_forward  # noqa: F401 - it calls what follows
 
 __all__ = [
     "flash_attn_combine",

@@ -15,6 +15,17 @@ import torch
 from . import _attention as door
 from ._cache import attend_pages, with_cache
 from ._errors import ArgumentError
+from ._parts import (  # noqa: F401 - the package's private names are here, too
+    PRIVATE,
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+    _wrapped_flash_attn_backward,
+    _wrapped_flash_attn_forward,
+    _wrapped_flash_attn_varlen_backward,
+    _wrapped_flash_attn_varlen_forward,
+)
 
 __all__ = [
     "flash_attn_func",
