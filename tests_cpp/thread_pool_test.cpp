@@ -1,5 +1,6 @@
 // The CPU kernels' thread pool: every task once, exceptions, nesting, callers side by side, fork(), and the number of
 // threads.
+#include "core/awake_threads.hpp"
 #include "core/thread_pool.hpp"
 #include "flashkernel/attention.hpp"
 #include "flashkernel/linear.hpp"
@@ -7,7 +8,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -69,6 +72,67 @@ TEST_F(ThreadPoolTest, ManySmallOpsInARow) {
   for (int i = 0; i < 20000; ++i) parallel_for(4, 1, task);
   EXPECT_EQ(sum.load(), 80000);
 }
+
+TEST_F(ThreadPoolTest, AwakeThreadsRunEveryTaskOnce) {
+  for (const int threads : {1, 2, 3, 8}) {
+    set_num_threads(threads);
+    const AwakeThreads awake;
+    const AwakeThreads second;  // does nothing
+    for (int i = 0; i < 20; ++i) check_coverage(1 + i, 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // they have spun their while, and yield
+    check_coverage(100, 1);
+    auto outer = [&](std::int64_t, std::int64_t, int) {
+      const AwakeThreads inside;  // a task of the pool: does nothing
+      check_coverage(5, 1);
+    };
+    parallel_for(4, 1, outer);
+  }
+  check_coverage(100, 1);
+}
+
+TEST_F(ThreadPoolTest, CallersSideBySideWithAwakeThreads) {
+  set_num_threads(3);
+  std::vector<std::thread> callers;
+  std::atomic<std::int64_t> sum{0};
+  for (int c = 0; c < 4; ++c)
+    callers.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        const AwakeThreads awake;
+        auto task = [&](std::int64_t begin, std::int64_t end, int) { sum.fetch_add(end - begin); };
+        for (int op = 0; op < 5; ++op) parallel_for(16, 1, task);
+      }
+    });
+  for (auto& caller : callers) caller.join();
+  EXPECT_EQ(sum.load(), 4 * 50 * 5 * 16);
+}
+
+#if defined(__linux__)
+
+double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+TEST_F(ThreadPoolTest, ThreadsSleepAgainBehindAwakeOnes) {
+  set_num_threads(3);
+  const auto idle = [] {  // seconds of processors in 100 ms of nothing
+    check_coverage(100, 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const double before = processor_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return processor_seconds() - before;
+  };
+  double awake_for;
+  {
+    const AwakeThreads awake;
+    awake_for = idle();
+  }
+  EXPECT_GT(awake_for, 0.005);
+  EXPECT_LT(idle(), 0.005);
+}
+
+#endif
 
 TEST_F(ThreadPoolTest, OneWorkerIndexIsNeverUsedTwiceAtOnce) {
   set_num_threads(4);

@@ -183,6 +183,8 @@ def test_what_cannot_be_done_is_refused() -> None:
         model.generate(IDS, attention_mask=mask, max_new_tokens=3)
     with pytest.raises(ValueError, match="128"):
         model.generate(IDS, max_new_tokens=120)
+    with pytest.raises(NotImplementedError, match="one_launch=True computes with copies of the parameters"):
+        accelerate(make("llama"), one_launch=True)
     with pytest.raises(NotImplementedError, match="bert"):
         accelerate(
             transformers.BertForMaskedLM(

@@ -68,6 +68,8 @@ def test_a_row_without_a_sequence_sees_and_writes_nothing() -> None:
         ({"inv_freq": np.zeros(3, np.float32)}, r"inv_freq.shape\[0\]=3"),
         ({"down_weight": np.zeros((1, 4, 6), np.float32)}, r"gate_up_weight.shape\[1\]=10"),
         ({"head_weight": np.zeros((7, 4), np.float16)}, "head_weight is float16"),
+        ({"eps": -1.0}, "eps=-1.*needs a finite number, 0 or more"),
+        ({"scale": float("nan")}, "scale=.*nan; needs a finite number"),
         ({"out": np.zeros((2, 6), np.float32)}, r"logits.shape\[1\]=6|out.shape\[1\]=6"),
     ],
 )
@@ -95,9 +97,83 @@ def test_the_engine_gives_the_same_tokens(arrays: type[HostArrays], kind: str) -
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("arrays", [HostArrays, TorchArrays])
+def test_an_engine_takes_it_on_the_cpu(arrays: type[HostArrays], monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps_by_it(model: Any, **options: Any) -> bool:
+        engine = Engine(model, **options)
+        before = next(kernel.calls for kernel in fk.kernels() if kernel.id == "decode_step/cpu/composed")
+        list(engine.generate([[1, 2, 3]] * 9, max_new_tokens=3))  # more rows than a launch on a GPU takes
+        return next(kernel.calls for kernel in fk.kernels() if kernel.id == "decode_step/cpu/composed") > before
+
+    assert steps_by_it(llama(arrays()))
+    assert not steps_by_it(llama(arrays()), one_launch=False)
+    assert not steps_by_it(llama(arrays()), kv_dtype="int8")
+    other = llama(arrays())
+    other.softcap = 30.0
+    assert not steps_by_it(other)
+    monkeypatch.setattr("flashkernel.generate.one_launch.MOST_BYTES", 1000)
+    assert not steps_by_it(llama(arrays()))
+
+
+def by_the_ops(given: dict[str, Any], heads_q: int, **options: Any) -> np.ndarray:
+    """What `decode_step` computes, op by op as decoder_model.py does."""
+    k_pages, v_pages, norms = given["k_pages"], given["v_pages"], given["norms"]
+    heads_kv, head_dim = k_pages.shape[3:]
+    inner = given["down_weight"].shape[2]
+    residual = given["embedding"][given["tokens"]]
+    x = fk.rms_norm(residual, norms[0], eps=1e-6, **options)
+    for i in range(len(k_pages)):
+        qkv = fk.linear(x, given["qkv_weight"][i], **options).reshape(len(x), heads_q + 2 * heads_kv, head_dim)
+        q, k, v = np.split(qkv, [heads_q, heads_q + heads_kv], axis=1)
+        rope: Any = {"positions": given["positions"], "q": q, "q_out": q, "inv_freq": given["inv_freq"]}
+        fk.kv_append(k, v, k_pages[i], v_pages[i], given["slots"], rope=rope, **options)
+        pages = k_pages[i], v_pages[i], given["block_table"], given["seq_lens"]
+        x = fk.attention_paged(q[:, :, None], *pages, causal=True, **options).reshape(len(x), heads_q * head_dim)
+        x = fk.linear(x, given["out_weight"][i], **options)
+        x, residual = fk.rms_norm(x, norms[2 * i + 1], residual=residual, eps=1e-6, **options)
+        x = fk.linear(x, given["gate_up_weight"][i], **options)
+        x = fk.linear(fk.swiglu(x[:, :inner], x[:, inner:], **options), given["down_weight"][i], **options)
+        x, residual = fk.rms_norm(x, norms[2 * i + 2], residual=residual, eps=1e-6, **options)
+    return fk.linear(x, given["head_weight"], **options)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", selfcheck.DTYPES)
+def test_on_the_cpu_its_bits_are_those_of_the_ops(dtype: str, threads: int) -> None:
+    arrays = HostArrays(dtype)
+    before = fk.get_num_threads()
+    fk.set_num_threads(threads)
+    try:
+        for rows in (1, 3, 8):
+            rng = np.random.default_rng(rows)
+
+            def f(*shape: int, rng: np.random.Generator = rng) -> Any:
+                return arrays.weight(rng.standard_normal(shape).astype(np.float32) / shape[-1] ** 0.5)
+
+            lengths = np.arange(rows) * 19 % 48 + 1
+            given = {
+                "tokens": np.arange(rows), "positions": lengths - 1,
+                "slots": np.arange(rows) * 48 + lengths - 1, "seq_lens": lengths,
+                "block_table": np.arange(3 * rows, dtype=np.int32).reshape(rows, 3), "embedding": f(9, 192),
+                "norms": f(5, 192), "qkv_weight": f(2, 512, 192), "out_weight": f(2, 192, 256),
+                "gate_up_weight": f(2, 1024, 192), "down_weight": f(2, 192, 512), "head_weight": f(801, 192),
+                "inv_freq": rng.random(32).astype(np.float32), "k_pages": f(2, 3 * rows, 16, 2, 64),
+                "v_pages": f(2, 3 * rows, 16, 2, 64),
+            }  # fmt: skip
+            other = {**given, "k_pages": given["k_pages"].copy(), "v_pages": given["v_pages"].copy()}
+            step: Any = fk.decode_step
+            np.testing.assert_array_equal(
+                step(**given, eps=1e-6, **arrays.op_options), by_the_ops(other, 4, **arrays.op_options)
+            )
+            for name in ("k_pages", "v_pages"):
+                np.testing.assert_array_equal(given[name], other[name])
+    finally:
+        fk.set_num_threads(before)
+
+
 def test_another_engine_keeps_the_matrices_that_its_graphs_name() -> None:
     model = llama(HostArrays())
-    first = Engine(model)
+    first = Engine(model, one_launch=False)
     first.reserve(100)
     old = weakref.ref(model.layers[0].qkv_weight)
     second = Engine(model, one_launch=True)

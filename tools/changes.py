@@ -79,7 +79,7 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (r"attention_(\w+)/cpu/([a-z0-9]+)(?:_fp16)?(?:_packed)?$", (CPU + r"\2/attention_\1", CPU + "simd/attention_")),
     (r"(?:fused_linear|qkv_append)/cuda/sm80", (CUDA + "linear/fused/sm80/",)),
-    (r"(fused_linear|qkv_append)/(?:cuda/generic|cpu/composed)", (r"src/ops/\1_composed.",)),
+    (r"(decode_step|fused_linear|qkv_append)/(?:cuda/generic|cpu/composed)", (r"src/ops/\1_composed.",)),
     (r"quantized_linear/cuda/sm80/\w+/few_rows", (CUDA + "linear/quantized/few_rows/sm80/",)),
     (r"linear_fp8/cuda/sm90a/(\w+)", (CUDA + r"linear/fp8/sm90a/\1.", CUDA + "linear/fp8/sm90a/plan.")),
     (r"linear_fp8/cpu/(avx\d+)", (CPU + r"\1/linear_fp8.", CPU + "simd/linear_fp8_impl.")),

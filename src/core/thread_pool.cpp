@@ -1,5 +1,6 @@
-// Workers sleep between ops and spin a little before they do, so that a run of small ops (a decode step) does not pay a
-// wake-up for each. A child process after fork() starts a pool of its own.
+// Workers sleep between ops and spin a little before they do, so that a run of small ops does not pay a wake-up for
+// each. While an AwakeThreads lives (a decode step as one op) they do not sleep. A child process after fork() starts a
+// pool of its own.
 #include "core/thread_pool.hpp"
 
 #include <atomic>
@@ -11,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/awake_threads.hpp"
 #include "core/call_workers.hpp"
 #include "core/fork_safe.hpp"
 #include "flashkernel/device.hpp"
@@ -108,6 +110,13 @@ class ThreadPool {
     return true;
   }
 
+  // Workers with an index below `workers` do not sleep until it is 0 again. False when others have asked for that.
+  bool keep_awake(int workers) noexcept {
+    int nobody = 0;
+    return awake_.compare_exchange_strong(nobody, workers, std::memory_order_relaxed);
+  }
+  void let_sleep() noexcept { awake_.store(0, std::memory_order_relaxed); }
+
  private:
   static constexpr int kSpins = 2000;  // about 30 us on current processors, the price of a wake-up
   static constexpr int kOpsBeforeRetry = 1000;
@@ -143,7 +152,15 @@ class ThreadPool {
 
   void work(int worker, std::uint64_t seen) {
     for (;;) {
-      for (int spins = 0; spins < kSpins && job_.load(std::memory_order_acquire) == seen; ++spins) relax();
+      for (int spins = 0; job_.load(std::memory_order_acquire) == seen;) {
+        if (spins < kSpins) {
+          relax(), ++spins;
+        } else if (worker < awake_.load(std::memory_order_relaxed)) {
+          std::this_thread::yield();
+        } else {
+          break;
+        }
+      }
       if (job_.load(std::memory_order_acquire) == seen) {
         std::unique_lock<std::mutex> lock(wake_mutex_);
         wake_.wait(lock, [&] { return job_.load(std::memory_order_acquire) != seen; });
@@ -164,6 +181,7 @@ class ThreadPool {
   std::atomic<std::uint64_t> job_{0};
   std::atomic<std::int64_t> next_{0};
   std::atomic<int> running_{0};  // workers of the current job that have not finished it
+  std::atomic<int> awake_{0};    // workers with an index below it do not sleep
   int threads_ = 0;              // workers besides the caller
   int ops_before_retry_ = 0;     // after a thread that could not be had
   // The current job; written before job_ moves, read after, by those that take part.
@@ -229,6 +247,17 @@ int workers_for(double steps) noexcept {
 WorkerPlan::WorkerPlan() noexcept : previous_(t_planned_workers) { t_planned_workers = num_workers(); }
 
 WorkerPlan::~WorkerPlan() { t_planned_workers = previous_; }
+
+AwakeThreads::AwakeThreads() {
+  const int workers = num_workers();
+  if (workers < 2 || t_inside_task) return;
+  ThreadPool& own = pool();
+  if (own.keep_awake(workers)) pool_ = &own;
+}
+
+AwakeThreads::~AwakeThreads() {
+  if (pool_) static_cast<ThreadPool*>(pool_)->let_sleep();
+}
 
 void parallel_for(std::int64_t count, std::int64_t grain, int max_workers, TaskFunction function, void* context) {
   if (count <= 0) return;

@@ -64,6 +64,13 @@ std::size_t latent_bytes(const MlaDecodeParams& p) {
   return kBytes(p.attention);
 }
 
+// What the ops of a decode step take.
+Verdict composed_step_supports(const DecodeStepParams& p) {
+  if (p.head_dim > kMaxHeadDim) return "takes heads of up to 512 elements";
+  return p.hidden > 0 && p.inner > 0 ? Verdict::ok() : Verdict("needs columns in every matrix");
+}
+bool takes_composed_step(const DecodeStepParams& p) { return static_cast<bool>(composed_step_supports(p)); }
+
 }  // namespace
 
 template <>
@@ -557,6 +564,9 @@ KernelTable<FindBadPageParams> cpu_kernels<FindBadPageParams>() {
 template <>
 KernelTable<DecodeStepParams> cpu_kernels<DecodeStepParams>() {
   static constexpr KernelEntry<DecodeStepParams> kRows[] = {
+      {"decode_step/cpu/composed", DeviceType::kCpu, 0, 0, kCpuAny, cpu::arithmetic::kComposed, composed_step_supports,
+       cpu::cost_us<DecodeStepParams, cpu::rates::kAvx2>, plan_composed_decode_step, composed_decode_step, nullptr,
+       takes_composed_step},
       scalar_row<DecodeStepParams, cpu_scalar::decode_step>(
           "decode_step/cpu/scalar", plan_workspace<DecodeStepParams, cpu_scalar::decode_step_workspace>),
   };

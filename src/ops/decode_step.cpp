@@ -1,6 +1,7 @@
 // Front door of decode_step: every shape by the model's sizes, and on the host every index.
 #include "flashkernel/decode_step.hpp"
 
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -193,6 +194,9 @@ void decode_step(const TensorView& tokens, const TensorView& positions, const Te
     check.apart("timeline", timeline, {{"logits", logits}, {"k_pages", k_pages}, {"v_pages", v_pages}});
     p.timeline = static_cast<std::int64_t*>(timeline.data), p.timeline_blocks = timeline.shape[0];
   }
+  if (!(eps >= 0.0f) || std::isinf(eps))
+    check.fail("eps=" + std::to_string(eps) + "; needs a finite number, 0 or more");
+  if (!std::isfinite(scale)) check.fail("scale=" + std::to_string(scale) + "; needs a finite number");
   p.eps = eps, p.scale = scale;
   if (p.rows == 0 && !context.explain) return;
   dispatch(p, p.device, context);

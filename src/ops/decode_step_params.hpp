@@ -2,7 +2,10 @@
 // ops/decode_step.cpp.
 #pragma once
 
+#include "core/device_facts.hpp"
+#include "flashkernel/stream.hpp"
 #include "ops/params_common.hpp"
+#include "ops/plan.hpp"
 
 namespace flashkernel {
 
@@ -56,5 +59,10 @@ inline double work_of(const DecodeStepParams& p) {
   const double layer = work::product(p.hidden, (2 * p.heads_q + 2 * p.heads_kv) * p.head_dim + 3 * p.inner);
   return static_cast<double>(p.rows) * (static_cast<double>(p.layers) * layer + work::product(p.hidden, p.outputs));
 }
+
+/// The row of the CPU that composes the call of other ops (ops/decode_step_composed.cpp). It needs columns in every
+/// matrix, and heads that attention takes.
+Plan plan_composed_decode_step(const DecodeStepParams&, const DeviceFacts&);
+void composed_decode_step(const DecodeStepParams&, const Plan&, void* workspace, Stream);
 
 }  // namespace flashkernel

@@ -20,7 +20,7 @@ import flashkernel as fk
 from .arrays import HostArrays
 from .choice import RowChoice, Scores
 from .model import CommonPages, Model, PagedBatch
-from .one_launch import MOST_ROWS, OneLaunch
+from .one_launch import OneLaunch, pays
 from .request import Request
 from .sampling_options import Wanted, wanted
 
@@ -150,7 +150,7 @@ def decode_logits(
     """Logits [rows, vocab] for the first `rows` rows: counters move on, keys and values are written.
 
     cascade: the pages that all rows begin with, as they were loaded, are read once for all of them.
-    one_launch: computes the step of up to MOST_ROWS rows without a cascade, but in the invariant mode.
+    one_launch: computes the step, of as many rows as it takes and without a cascade, but in the invariant mode.
     """
     arrays = state.arrays
     arrays.increase(state.counters, state.increments)
@@ -166,7 +166,7 @@ def decode_logits(
         last_rows=None,
         common=CommonPages(state.common_table, state.common_tokens, *own) if cascade else None,
     )
-    if one_launch is not None and rows <= MOST_ROWS and not cascade and not fk.is_invariant():
+    if one_launch is not None and one_launch.takes(rows) and not cascade and not fk.is_invariant():
         return one_launch.forward(batch)
     return model.forward(batch, pool)
 
@@ -193,7 +193,7 @@ class Decoder:
     """Runs decode steps, by CUDA graphs where the arrays are on a GPU.
 
     graphs: None: where the device is asynchronous; False: never.
-    one_launch: compute steps of up to MOST_ROWS rows by one op.
+    one_launch: compute steps by one op; None: where that pays.
     """
 
     def __init__(
@@ -205,10 +205,11 @@ class Decoder:
         width: int,
         steps: int,
         graphs: bool | None = None,
-        one_launch: bool = False,
+        one_launch: bool | None = None,
     ):
         self.model, self.pool = model, pool
-        self.one_launch = OneLaunch(model, pool) if one_launch else None
+        wanted_so = pays(model, pool) if one_launch is None else one_launch
+        self.one_launch = OneLaunch(model, pool) if wanted_so else None
         self.state = DecodeState(model.arrays, rows, width, steps, model.vocab_size)
         self._by_graph = model.arrays.asynchronous if graphs is None else graphs
         self._steps: dict[tuple[int, Wanted, bool], Callable[[], None]] = {}

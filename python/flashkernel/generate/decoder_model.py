@@ -152,6 +152,8 @@ class DecoderModel(Model, model_types=FAMILIES):
         if divisors is not None:
             plain = rope.frequencies() if rope.inv_freq is None else rope.inv_freq
             rope.inv_freq = (plain / divisors).astype(np.float32)
+        elif rope.inv_freq is None and not self.arrays.asynchronous:
+            rope.inv_freq = rope.frequencies()  # one_launch.py's steps take no theta: prompts and steps turn alike
         if rope.inv_freq is not None:  # float32 whatever the model's dtype
             rope.inv_freq = self.arrays.index(rope.inv_freq, "float32")
         self.max_positions = min(self.max_positions, rope.max_positions or self.max_positions)

@@ -48,9 +48,10 @@ class Engine:
     kv_dtype: elements of the cache, for less memory and less accuracy (docs/low_precision.md): "fp8" (float8_e4m3fn) or
         "int8" with a scale a token and head, half of 16 bits; "int4" with a scale and a zero for 32 elements, 0.31 of
         them; None: the model's dtype. Latent rows of DeepSeek: "fp8" alone (docs/ops/mla.md), 0.57 of 16 bits.
-    one_launch: compute decode steps of up to 8 rows by one op, `flashkernel.decode_step`, in one launch on a GPU of 9.0
-        (docs/ops/decode_step.md). For plain decoders of Llama's kind, whose matrices are copied into stacks;
-        UnsupportedModelError for others, when the cache is made.
+    one_launch: compute decode steps by one op, `flashkernel.decode_step` (docs/ops/decode_step.md): of up to 8 rows in
+        one launch on a GPU of 9.0, of any number on the CPU. For plain decoders of Llama's kind, whose matrices are
+        copied into stacks; UnsupportedModelError for others, when the cache is made. None: on the CPU, where the model
+        is such a one and its matrices take up to 4 GiB.
     speculation: `PromptLookup` or `DraftModel`: steps verify guessed tokens, which changes no token
         (docs/speculation.md).
 
@@ -75,7 +76,7 @@ class Engine:
         graphs: bool | None = None,
         kv_dtype: str | None = None,
         speculation: Speculation | None = None,
-        one_launch: bool = False,
+        one_launch: bool | None = None,
     ):
         asynchronous = model.arrays.asynchronous
         steps = (8 if asynchronous else 1) if steps is None else steps

@@ -1,7 +1,8 @@
 """A decode step as one op (`flashkernel.decode_step`): which models it computes, and how it takes their weights.
 
-Made by decode.py for `Engine(one_launch=True)`. The matrices of all layers are stacked, kind by kind, and the model's
-own become views of the stacks, so that prefill and larger batches read the same memory.
+Made by decode.py for `Engine(one_launch=True)`, and where an engine is not told on the CPU. The matrices of all layers
+are stacked, kind by kind, and the model's own become views of the stacks, so that prefill and larger batches read the
+same memory.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from .decoder_model import DecoderModel, _Layer, _Mlp
 from .errors import UnsupportedModelError
 from .model import Model, PagedBatch
 
-__all__ = ["MOST_ROWS", "OneLaunch", "matrices"]
+__all__ = ["OneLaunch", "matrices", "pays"]
 
-MOST_ROWS = 8  # of a step; more take the ops one by one
+MOST_ROWS = 8  # of a step on a GPU; more take the ops one by one
+# Of all matrices, on the CPU: what lies between the ops of a step takes milliseconds, which are nothing beside the time
+# that larger ones take, and these would be copied for it.
+MOST_BYTES = 4 << 30
 
 
 def _why_not_layer(layer: _Layer, model: DecoderModel) -> str | None:
@@ -58,6 +62,13 @@ def _why_not(model: Model) -> str | None:
     return next((why for why in (_why_not_layer(layer, model) for layer in model.layers) if why), None)
 
 
+def pays(model: Model, pool: fk.KvPagePool) -> bool:
+    """Whether an engine that is not told takes the op: on the CPU, where it computes the model and is faster."""
+    if model.arrays.asynchronous or pool.dtype != model.arrays.dtype or _why_not(model) is not None:
+        return False
+    return sum(int(matrix.nbytes) for layer in matrices(model) for matrix in layer) <= MOST_BYTES
+
+
 def matrices(model: Model) -> list[Any]:
     """The arrays that `OneLaunch` replaces by views: CUDA graphs made before name their memory, but do not keep it."""
     if not isinstance(model, DecoderModel):
@@ -87,9 +98,8 @@ class OneLaunch:
         self.model, arrays, layers = model, model.arrays, model.layers
         rope = layers[0].rope
         assert rope is not None
-        frequencies = rope.inv_freq
-        if frequencies is None:
-            frequencies = arrays.index(rope.frequencies().astype(np.float32), "float32")
+        if rope.inv_freq is None:  # prompts are turned by the same numbers from here on
+            rope.inv_freq = arrays.index(rope.frequencies().astype(np.float32), "float32")
         mlps: Sequence[Any] = [layer.mlp for layer in layers]
         norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
         if model.piled is None:  # else another cache's steps have piled them up
@@ -101,7 +111,7 @@ class OneLaunch:
                 self._pile(mlps, "gate_up_weight"),
                 self._pile(mlps, "down_weight"),
                 model.lm_head,
-                frequencies,
+                rope.inv_freq,
             )
         self._weights = model.piled
         self._pages = pool.k_layers(**arrays.pool_views), pool.v_layers(**arrays.pool_views)
@@ -112,15 +122,27 @@ class OneLaunch:
         return self.model.arrays.joined([part[None] for part in parts], 0)
 
     def _pile(self, owners: Sequence[Any], name: str) -> Any:
-        """The matrices of all layers as one array, of which they are views from here on."""
-        old = [getattr(owner, name) for owner in owners]
-        whole = self._joined(old)
-        places = {id(matrix): i for i, matrix in enumerate(old)}
+        """The matrices of all layers as one array, of which they are views from here on: one by one, so that the memory
+        of each is free before the next one is copied.
+        """
         stacked = self.model.stacked
-        stacked[:] = [(names, whole[places[id(one)]] if id(one) in places else one) for names, one in stacked]
+        places = {id(matrix): place for place, (_, matrix) in enumerate(stacked)}
+        first = getattr(owners[0], name)
+        whole = self.model.arrays.space((len(owners), *first.shape))
+        del first
         for i, owner in enumerate(owners):
+            matrix = getattr(owner, name)
+            whole[i] = matrix
+            place = places.get(id(matrix))
+            if place is not None:
+                stacked[place] = stacked[place][0], whole[i]
             setattr(owner, name, whole[i])
         return whole
+
+    def takes(self, rows: int) -> bool:
+        """Whether it computes steps of so many rows. Not where the model's forward pass has been replaced."""
+        replaced = getattr(self.model.forward, "__func__", None) is not DecoderModel.forward
+        return not replaced and (rows <= MOST_ROWS or not self.model.arrays.asynchronous)
 
     def forward(self, batch: PagedBatch) -> Any:
         """Logits [rows, vocab] of one new token for each row; keys and values are written."""

@@ -49,7 +49,7 @@ class Sequences:
         prefix_sharing: bool,
         graphs: bool | None = None,
         kv_dtype: str | None = None,
-        one_launch: bool = False,
+        one_launch: bool | None = None,
     ):
         self.model, self.page_size, self.num_pages, self.max_tokens = model, page_size, num_pages, max_tokens
         self.max_batch, self.prefill_chunk, self.steps = max_batch, prefill_chunk, steps

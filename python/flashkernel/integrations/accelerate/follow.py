@@ -116,6 +116,11 @@ class FollowingEngine(Engine):
     """
 
     def __init__(self, stock: Any, before: Engine | None = None, **options: Any):
+        if options.setdefault("one_launch", False):
+            raise NotImplementedError(
+                "accelerate: one_launch=True computes with copies of the parameters, which do not follow them; "
+                "leave it out"
+            )
         self._stock, self._given = stock, options
         inner = build(stock, None if before is None else before.model)
         super().__init__(inner, **options)
