@@ -149,6 +149,27 @@ def test_page_pressure_preempts_and_loses_nothing(kind: str) -> None:
             assert engine.stats.preemptions > 0
 
 
+@pytest.mark.parametrize("page, pages, chunk, lengths, new", [(64, 2, 7, (55, 54), 20), (16, 6, 1, (7, 38), 60)])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_growing_sequence_takes_the_pages_of_a_prompt_under_way(
+    kind: str, page: int, pages: int, chunk: int, lengths: tuple[int, int], new: int
+) -> None:
+    """A younger prompt, computed a few tokens at a time, holds all pages that are left; it is computed again."""
+    options: dict[str, Any] = dict(page_size=page, num_pages=pages, prefill_chunk=chunk)
+    engine = Engine(MODELS[kind], steps=1 if page == 64 else 8, run_ahead=False, **options)
+    prompts = [[i % 60 for i in range(lengths[0])], [i * 7 % 60 for i in range(lengths[1])]]
+    older = engine.submit(prompts[0], max_new_tokens=new, stop_tokens=frozenset())
+    while len(older.generated) < (10 if page == 64 else 1):
+        engine.step()
+    younger = engine.submit(prompts[1], max_new_tokens=2, stop_tokens=frozenset())
+    while not engine.idle:
+        engine.step()
+    for request, prompt in ((older, prompts[0]), (younger, prompts[1])):
+        expected = alone(kind, prompt, request.max_new_tokens, SamplingOptions(), stop=frozenset())
+        assert request.generated == expected
+    assert engine.pages_in_use == 0
+
+
 def test_prefix_is_computed_once() -> None:
     engine = Engine(MODELS["numpy"], page_size=16)
     system = list(range(1, 41))

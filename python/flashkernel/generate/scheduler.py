@@ -141,6 +141,8 @@ class Scheduler(Sequences):
                 self._count_decode(begin, drafted)
                 return drafted
             self._launch()
+            if not self._flights:
+                return []
         if self._may_run_ahead():
             self._launch()
         flight = self._flights[0]
@@ -165,7 +167,9 @@ class Scheduler(Sequences):
     def _grows(self, request: Request) -> bool:
         """Whether the request may come to need a page more than its tokens fill now."""
         most = len(request.prompt) + request.max_new_tokens - 1
-        return self.pages_for(most) > self.pages_for(len(request.prompt) + len(request.generated))
+        # The last token that was generated is not in the cache yet.
+        held = len(request.tokens) if request.handle is None else self.cache.length(request.handle)
+        return self.pages_for(most) > self.pages_for(held)
 
     def _admit(self) -> None:
         if not self.waiting:
@@ -208,8 +212,11 @@ class Scheduler(Sequences):
         return True
 
     def _preempt(self) -> None:
-        request = self.running.pop()
-        self.release(request, offer=True)
+        """The youngest of all that hold pages gives them back, also one whose prompt is still being computed."""
+        request = max(self.running + self.prefilling, key=lambda request: request.order)
+        queue = self.running if request in self.running else self.prefilling
+        queue.remove(request)
+        self.release(request, offer=queue is self.running)
         self.submit(request)
         self.stats.preemptions += 1
 
@@ -267,11 +274,15 @@ class Scheduler(Sequences):
         steps = self._steps()
         for running in self.running:
             self.drop_unseen(running, self.cache.length(running.handle))
-        while fresh and self._pages_wanted(steps) > self.pages_available() and (steps > 1 or len(self.running) > 1):
+        while fresh and self._pages_wanted(steps) > self.pages_available():
             if steps > 1:
                 steps = 1
-            else:
+            elif len(self.running) + len(self.prefilling) > 1:
                 self._preempt()
+            else:
+                break  # others hold the pool's pages, which append tells
+        if not self.running:
+            return  # it was younger than those whose prompts are computed
         if fresh:
             self._rows_lost = False
             requests: list[Request | None] = list(self.running)
