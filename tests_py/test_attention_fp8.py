@@ -207,3 +207,34 @@ def test_weights_are_powers_of_two_where_scores_are_whole():
     weights = 2.0 ** (scores - scores.max(-1, keepdims=True))
     truth = weights @ np.repeat(f64(v), 2, 1) / weights.sum(-1, keepdims=True)
     testing.assert_close(out, truth, "float16")
+
+
+def test_the_lse_of_tokens_not_in_use_is_minus_infinity():
+    import flashkernel.torch as fkt
+
+    elements = torch.ones(12, 2, 16).to(torch.float8_e4m3fn)
+    starts, used = torch.tensor([0, 5, 5, 12], dtype=torch.int32), torch.tensor([2, 0, 4])
+    keep = torch.empty(1 << 16).fill_(7.0)  # memory that the next result may get
+    del keep
+    for compiled in (False, True):
+        call = torch.compile(fkt.attention_fp8, backend="eager") if compiled else fkt.attention_fp8
+        with torch.no_grad():
+            _, lse = call(
+                elements, elements, elements, cu_seqlens_q=starts, cu_seqlens_k=starts, seqused_q=used, return_lse=True
+            )
+        unused = [2, 3, 4, 9, 10, 11]
+        assert (lse[:, unused] == -math.inf).all() and lse[:, [0, 1, 5, 8]].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_a_scale_of_one_element_keeps_the_dtype_of_e5m2(shape, varlen):
+    import flashkernel.torch as fkt
+
+    x = torch.ones(1, 2, 4, 16).to(torch.float8_e5m2)
+    options = {}
+    if varlen:
+        starts = torch.tensor([0, 4], dtype=torch.int32)
+        x, options = x[0].transpose(0, 1).contiguous(), {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+    out = fkt.attention_fp8(x, x, x, torch.full(shape, 0.5), None, torch.full(shape, 0.25), **options)
+    assert out.dtype == torch.bfloat16 and (out == 0.25).all()

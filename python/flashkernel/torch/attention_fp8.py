@@ -20,7 +20,7 @@ _NAMES = ("q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k", "max_
 def _kernel(q: Any, k: Any, v: Any, *rest: Any) -> Any:
     *given, left, right, softcap, scale, slopes, alibi, sinks, used_q, used_k, out_dtype = rest
     options = dict(zip(_NAMES, given, strict=True))
-    return fk.attention_fp8(
+    out, lse = fk.attention_fp8(
         q,
         k,
         v,
@@ -36,6 +36,12 @@ def _kernel(q: Any, k: Any, v: Any, *rest: Any) -> Any:
         return_lse=True,
         out=q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=out_dtype),
     )
+    starts = options["cu_seqlens_q"]
+    if used_q is not None and starts is not None:  # the op leaves the LSE of the other rows as it was
+        token = torch.arange(q.shape[0], device=q.device)
+        sequence = torch.searchsorted(starts[1:].long(), token, right=True).clamp_(max=used_q.shape[0] - 1)
+        lse.masked_fill_(token - starts.long()[sequence] >= used_q[sequence], float("-inf"))
+    return out, lse
 
 
 def _fake(q: Any, k: Any, v: Any, *rest: Any) -> Any:
@@ -49,7 +55,7 @@ _NO_GRADIENT = (
 )
 _float8 = define(
     "attention_fp8(Tensor q, Tensor k, Tensor v, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, int? max_seqlen_q, int? max_seqlen_k, bool causal, int left, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool causal, int left, "
     "int right, float softcap, float? scale, Tensor? alibi_slopes, str alibi, Tensor? sinks, Tensor? seqused_q, "
     "Tensor? seqused_k, ScalarType out_dtype) -> (Tensor, Tensor)",
     _kernel,
@@ -70,7 +76,7 @@ def _numbers(x: torch.Tensor, scale: _Scale, heads_kv: int, starts: torch.Tensor
     if scale is None:
         return numbers
     if not isinstance(scale, torch.Tensor) or scale.numel() == 1:
-        return numbers * scale
+        return numbers * (scale.reshape(()) if isinstance(scale, torch.Tensor) else scale)
     heads = x.shape[1]
     batch = x.shape[0] if starts is None else starts.shape[0] - 1
     factors = scale.expand(batch, heads_kv).repeat_interleave(heads // heads_kv, 1)
@@ -163,8 +169,8 @@ def attention_fp8(
        there.
     out_dtype: torch.bfloat16 or torch.float16.
 
-    Returns out, or (out, lse). Rows past seqused_q are 0. Raises NotImplementedError where a gradient is needed,
-    ValueError for arguments that don't fit.
+    Returns out, or (out, lse). Rows past seqused_q are 0, and their LSE -inf. Raises NotImplementedError where a
+    gradient is needed, ValueError for arguments that don't fit.
 
     Source: Shah et al., FlashAttention-3 (2024).
 
