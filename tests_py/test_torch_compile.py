@@ -182,6 +182,38 @@ def test_compile_keeps_shapes_dynamic() -> None:
         torch.testing.assert_close(compiled(q), fkt.attention(q, q, q, causal=True))
 
 
+def test_compile_keeps_the_longest_length_dynamic() -> None:
+    """A new bound of the lengths compiles nothing anew: a training loop has another one each step."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    table, lengths = torch.arange(8, dtype=torch.int32).reshape(2, 4), torch.tensor([20, 30])
+    pages, prefix = randn(8, 16, 2, 8, grad=False), (torch.tensor([[6]], dtype=torch.int32), torch.tensor([16]))
+
+    def paged(x: Any, starts: Any, longest: int) -> Any:
+        return fkt.attention_paged(x, pages, pages, table, lengths, cu_seqlens_q=starts, max_seqlen_q=longest)
+
+    def cascade(x: Any, starts: Any, longest: int) -> Any:
+        given: dict[str, Any] = dict(cu_seqlens_q=starts, max_seqlen_q=longest)
+        return fkt.attention_cascade(x, pages, pages, *prefix, table[:, :3], lengths, **given)
+
+    def varlen(x: Any, starts: Any, longest: int) -> Any:
+        return fkt.attention_varlen(x, x, x, starts, starts, longest, longest)
+
+    def eight_bits(x: Any, starts: Any, longest: int) -> Any:
+        x, lengths = x.to(torch.float8_e4m3fn), (starts, starts, longest, longest)
+        return fkt.attention_fp8(x, x, x, None, None, None, **dict(zip(names, lengths, strict=True)))
+
+    names = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
+    for call in (paged, cascade, varlen, eight_bits):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(call, fullgraph=True, backend=counter)
+        for longest in (3, 5, 6, 7, 9):
+            x, starts = randn(2 * longest, 2, 8, grad=call is varlen), torch.tensor([0, longest, 2 * longest])
+            torch.testing.assert_close(compiled(x, starts, longest), call(x, starts, longest))
+        assert counter.frame_count <= 2, call.__name__
+
+
 def test_fake_tensors_are_not_touched() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

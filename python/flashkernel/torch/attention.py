@@ -18,7 +18,7 @@ from ._library import autocast, define, dense, direct, empty, like, no_second_de
 
 __all__ = ["attention", "attention_varlen", "pack_mask"]
 
-_LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
+_LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
 
 
 # --- dense

@@ -77,7 +77,7 @@ _NO_GRADIENT = (
 )
 _cascade = define(
     "attention_cascade(Tensor q, Tensor k_pages, Tensor v_pages, Tensor prefix_table, Tensor prefix_lens, "
-    "Tensor block_table, Tensor seq_lens, Tensor? cu_prefix_q, Tensor? cu_seqlens_q, int? max_seqlen_q, "
+    "Tensor block_table, Tensor seq_lens, Tensor? cu_prefix_q, Tensor? cu_seqlens_q, SymInt? max_seqlen_q, "
     "Tensor? k_scales, Tensor? v_scales, str? kv_dtype, Tensor? sinks, bool causal, float softcap, float? scale) "
     "-> (Tensor, Tensor)",
     _kernel,

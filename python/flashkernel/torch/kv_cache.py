@@ -106,7 +106,7 @@ _PAGED_HAS_NO_GRADIENT = (
 )
 _paged = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor? "
-    "cu_seqlens_q, int? max_seqlen_q, Tensor? k_scales, Tensor? v_scales, str? kv_dtype, Tensor? mask, "
+    "cu_seqlens_q, SymInt? max_seqlen_q, Tensor? k_scales, Tensor? v_scales, str? kv_dtype, Tensor? mask, "
     f"{VARLEN}) -> (Tensor, Tensor)",
     _paged_kernel,
     _paged_fake,
