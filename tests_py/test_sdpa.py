@@ -367,3 +367,17 @@ def test_a_stock_model_on_sdpa(request: pytest.FixtureRequest) -> None:
 def test_the_scale_is_the_default() -> None:
     q = torch.randn(1, 2, 3, 16)
     close(fkt.scaled_dot_product_attention(q, q, q), sdpa(q, q, q, scale=1 / math.sqrt(16)))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (2, 1, 1, 1), (1, 1, 3, 5)])
+def test_gradient_of_an_expanded_mask_has_all_entries(shape: tuple[int, ...], kind: Any) -> None:
+    """Of the expanded tensor itself, not of what it was expanded from, where only the sum matters."""
+    q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
+    expanded = torch.randn(shape, dtype=kind).expand(2, 4, 3, 5)
+    grads = []
+    for call, dtype in ((fkt.scaled_dot_product_attention, torch.float32), (sdpa, torch.float64)):
+        mask = (expanded if call is not sdpa else expanded.to(dtype)).detach().requires_grad_()
+        out = call(*(x.to(dtype) for x in (q, k, v)), attn_mask=mask)
+        grads.append(torch.autograd.grad((out * v[:, :, :3].to(dtype)).sum(), mask)[0].double())
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)

@@ -36,7 +36,8 @@ def top_left(seq_q: int, seq_k: int, k: Any, v: Any) -> tuple[Any, Any, dict[str
 
 def mask_option(mask: torch.Tensor | None, dtype: torch.dtype, seq_k: int) -> dict[str, Any]:
     """A mask as the library takes it: a bool one as `mask`, a bit a key; another as `bias`, float32 or `dtype` and
-    contiguous in its last dim. What is made anew has none of the dims that the mask was expanded to.
+    contiguous in its last dim. What is made anew has none of the dims that the mask was expanded to, unless a gradient
+    of the mask is recorded, which has all of its entries.
     """
     if mask is None:
         return {}
@@ -44,6 +45,9 @@ def mask_option(mask: torch.Tensor | None, dtype: torch.dtype, seq_k: int) -> di
         if mask.dim() == 0 or mask.shape[-1] == 1:
             mask = mask.expand(*mask.shape[:-1], seq_k)
         return {"mask": pack_mask(_without_expanded(mask, mask.dim() - 1))}
+    if torch.is_grad_enabled() and mask.requires_grad:
+        wide = mask if mask.dtype in (torch.float32, dtype) else mask.float()
+        return {"bias": wide if wide.dim() == 0 else dense(wide)}
     if mask.dtype not in (torch.float32, dtype):
         return {"bias": _without_expanded(mask, mask.dim()).float().contiguous()}
     if mask.dim() and mask.stride(-1) == 0 and mask.shape[-1] > 1:
