@@ -179,3 +179,21 @@ def test_errors_are_of_both_kinds() -> None:
         with pytest.raises(fa.ArgumentError, match="block_table") as raised:
             fa.flash_attn_with_kvcache(q, pages, pages, block_table=of, cache_seqlens=length)
         assert isinstance(raised.value, fk.BlockTableError) and raised.value.sequence == 0
+
+
+def test_padding_on_the_left_of_pages_of_one_token_of_any_strides() -> None:
+    """The stride of a dim of one element says nothing, as that of a transposed cache."""
+    q, table = torch.randn(2, 1, 2, 8), torch.tensor([[3, 0, 4], [1, 5, 2]], dtype=torch.int32)
+    k, v = torch.randn(6, 2, 1, 8).transpose(1, 2), torch.randn(6, 1, 2, 8)
+    lengths, left = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32)
+    options: dict[str, Any] = dict(block_table=table, cache_seqlens=lengths, cache_leftpad=left)
+    expected = fa.flash_attn_with_kvcache(q, k, v, **options)
+    with torch.no_grad():
+        alone = [
+            fa.flash_attn_func(q[b : b + 1], *(x[table[b, begin:end].long(), 0][None] for x in (k, v)))
+            for b, (begin, end) in enumerate(((1, 3), (0, 2)))
+        ]
+    torch.testing.assert_close(expected, torch.cat(alone))
+    q.requires_grad_()  # by torch's ops
+    torch.testing.assert_close(fa.flash_attn_with_kvcache(q, k, v, **options), expected)
+    torch.testing.assert_close(torch.compile(fa.flash_attn_with_kvcache, backend="eager")(q, k, v, **options), expected)

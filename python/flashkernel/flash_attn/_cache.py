@@ -47,8 +47,10 @@ def single_token_pages(cache: torch.Tensor) -> tuple[torch.Tensor, int]:
     two rows: a view where the stride of a row is a multiple of that of a token, else a copy.
     """
     rows, seq = cache.shape[:2]
-    if rows > 1 and cache.stride(0) % cache.stride(1):
-        cache = cache.contiguous()
+    if seq == 1:  # whose stride says nothing
+        return cache, 1
+    if rows > 1 and (cache.stride(1) == 0 or cache.stride(0) % cache.stride(1)):
+        cache = cache.clone(memory_format=torch.contiguous_format)
     step = cache.stride(0) // cache.stride(1) if rows > 1 else seq
     pages = (rows - 1) * step + seq
     strides = (cache.stride(1), cache.stride(1), cache.stride(2), cache.stride(3))
