@@ -183,6 +183,7 @@ def test_the_page_runs_its_own_script_alone(server: Server) -> None:
         ({"n": 1000}, 400, "n", "invalid_value", r"an integer in \[1, 128\]"),
         ({"logprobs": 21}, 400, "logprobs", "invalid_value", r"in \[0, 20\]"),
         ({"logit_bias": {"99999999": 1}}, 400, "logit_bias", None, "has the key '99999999'"),
+        pytest.param({"logit_bias": {"1" * 5000: 1}}, 400, "logit_bias", None, "has the key '11111", id="digits"),
         ({"logit_bias": {"1": 101}}, 400, "logit_bias", None, r"not a number in \[-100, 100\]"),
         ({"stop": ["a"] * 5}, 400, "stop", None, "at most 4 strings"),
         ({"stop": ""}, 400, "stop", None, "none empty"),
@@ -489,3 +490,19 @@ def test_bad_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(["serve", "--model", "demo", *options]) == 2
         assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_offsets_count_what_is_held_back(client: Any, stream: bool) -> None:
+    """Text that may begin a stop string, and bytes of an unfinished character, come with a later token."""
+    for seed in range(4):
+        asked: dict[str, Any] = dict(model=NAME, prompt="# \u00e9\u65e5 x", max_tokens=60, temperature=1.5, seed=seed)
+        found = client.completions.create(**asked, logprobs=1, stop=["    return zzz", "\n\n\n\n"], stream=stream)
+        parts = [choice for part in (found if stream else [found]) for choice in part.choices]
+        text = "".join(part.text for part in parts)
+        places: list[tuple[str, int]] = []
+        for part in parts:
+            if part.logprobs:
+                places += zip(part.logprobs.tokens, part.logprobs.text_offset, strict=True)
+        assert len(places) > 20
+        assert all(text.startswith(token, place) for token, place in places if "\ufffd" not in token)

@@ -37,7 +37,13 @@ class TextOutput:
         self._stream = TextStream(tokenizer, prompt)
         self._stop = check_stop_strings(stop)
         self._held = ""
+        self._shown = 0
         self.stopped = False
+
+    @property
+    def place(self) -> int:
+        """Characters of the text so far, those that are held back included: where the next token's text begins."""
+        return self._shown + len(self._held)
 
     def put(self, token: int) -> str:
         return self._show(self._stream.put(token))
@@ -45,6 +51,7 @@ class TextOutput:
     def end(self) -> str:
         """What is still held back; nothing behind a stop string."""
         shown = self._show(self._stream.end())
+        self._shown += len(self._held)
         shown, self._held = shown + self._held, ""
         return shown
 
@@ -60,9 +67,11 @@ class TextOutput:
         found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
         if found:
             self.stopped, self._held = True, ""
+            self._shown += min(found)
             return text[: min(found)]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
+        self._shown += len(text) - keep
         return text[: len(text) - keep]
 
 

@@ -33,7 +33,7 @@ class Answer:
         index = piece.index
         if piece.event.logprob is not None and not piece.stop_token:
             self._logprobs[index].append(self._scores(piece))
-            self._offsets[index].append(len(self._texts[index]))
+            self._offsets[index].append(piece.place)
         self._texts[index] += piece.text
         self._finish[index] = piece.event.finish
         self._tokens += 1

@@ -186,7 +186,8 @@ class Reader:
     def _sampling(self, fields: Fields, logprobs: int | None) -> SamplingOptions:
         bias = {}
         for token, value in fields.mapping("logit_bias").items():
-            if not token.isascii() or not token.isdecimal() or not 0 <= int(token) < self.vocab_size:
+            digits = token.isascii() and token.isdecimal() and len(token) <= 20  # int() refuses thousands of them
+            if not digits or not 0 <= int(token) < self.vocab_size:
                 needed = f"token ids in [0, {self.vocab_size}) are needed"
                 raise bad_request(f"logit_bias has the key {token[:40]!r}; {needed}", "logit_bias")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:

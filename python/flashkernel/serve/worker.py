@@ -29,6 +29,7 @@ class Piece:
     text: str
     event: TokenEvent
     stop_token: bool  # the token only says that the text ends
+    place: int  # in the text, of the first character of the token
 
 
 class Job:
@@ -50,12 +51,13 @@ class _Sequence:
     def __init__(self, job: Job, index: int, tokenizer: TextTokenizer, prompt: list[int]):
         self.job, self.index = job, index
         self.output = TextOutput(tokenizer, prompt, job.call.stop)
-        self.texts: deque[str] = deque()
+        self.texts: deque[tuple[str, int]] = deque()
         self.error: Exception | None = None
 
     def until(self, token: int) -> bool:
         try:
-            self.texts.append(self.output.put(token))
+            place = self.output.place
+            self.texts.append((self.output.put(token), place))
         except Exception as error:  # of the tokenizer: it must not end the engine's step
             self.error = error
             return True
@@ -208,14 +210,14 @@ class Worker:
         job, found = sequence.job, list[tuple[Job, Piece | Exception]]()
         while request.outbox:
             event = request.outbox.popleft()
-            text = sequence.texts.popleft() if sequence.texts else ""
+            text, place = sequence.texts.popleft() if sequence.texts else ("", sequence.output.place)
             if event.finish:
                 text += sequence.output.end()
             if not job.started:
                 job.started = True
                 self.metrics.first_token.observe(time.perf_counter() - job.begin)
             self.metrics.new_tokens.inc()
-            found.append((job, Piece(sequence.index, text, event, event.token in request.stop)))
+            found.append((job, Piece(sequence.index, text, event, event.token in request.stop, place)))
         error = sequence.error or request.error
         if error is not None:
             self._cancel(job)
