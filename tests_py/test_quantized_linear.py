@@ -279,3 +279,27 @@ def test_a_gradient_of_scales_is_refused_and_compile_takes_the_op() -> None:
         fkt.quantized_linear(x, packed, scales.clone().requires_grad_())
     call = lambda x: fkt.quantized_linear(x * 1, packed, scales) + 1
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x))
+
+
+@pytest.mark.parametrize("format", ["int4", "int8"])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_small_weights_have_small_steps(format: str, symmetric: bool, dtype: Any) -> None:
+    """A row's error is of the row's size, not of a least step that all rows share."""
+    weight = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    weight *= np.array([1.0, 1e-3, 1e-4, 0.0], np.float32)[:, None]
+    error = np.abs(dequantize(quantize(weight, format, symmetric=symmetric, dtype=dtype)) - weight).max(1)
+    step = np.abs(weight).max(1) / (7 if format == "int4" else 127)
+    assert (error <= 1.1 * step + (6e-8 * 32 if dtype == np.float16 else 0)).all()
+
+
+def test_what_has_no_steps_is_refused() -> None:
+    weight = np.ones((2, 32), np.float32)
+    weight[1, 3] = np.nan
+    with pytest.raises(ValueError, match=r"^quantize: the weight has a NaN or an infinity; finite numbers are needed"):
+        quantize(weight)
+    with pytest.raises(ValueError, match=r"^quantize: a step of 1.42857e\+09 is beyond float16; float32 is needed"):
+        quantize(np.full((1, 32), 1e10, np.float32), dtype=np.float16)
+    for size in (0, -32):
+        with pytest.raises(ValueError, match=f"^quantize: group_size={size} for rows of 32; "):
+            quantize(np.ones((1, 32), np.float32), group_size=size)

@@ -168,7 +168,8 @@ def quantize(
     format: "int4" or "int8". group_size: a multiple of 32 that divides in_features; None: 32 for int4, the whole row
     for int8. symmetric: no zero points. dtype: of scales and zeros, float32 or float16.
 
-    Raises ValueError for another format or a group that does not fit.
+    Raises ValueError for another format, a group that does not fit, and numbers that are not finite or whose step is
+    beyond dtype.
 
     >>> import numpy as np
     >>> from flashkernel.quantized import dequantize, quantize
@@ -182,18 +183,23 @@ def quantize(
             f"quantize: format={format!r}, weight of {values.ndim} dims; int4 or int8 of a matrix is needed"
         )
     rows, columns = values.shape
-    group = group_size or (BLOCK if format == "int4" else columns)
-    if columns % group or (group % BLOCK and not (format == "int8" and group == columns)):
+    group = (BLOCK if format == "int4" else columns) if group_size is None else group_size
+    if group < 1 or columns % group or (group % BLOCK and not (format == "int8" and group == columns)):
         raise ValueError(
             f"quantize: group_size={group} for rows of {columns}; a multiple of 32 that divides the row is needed"
         )
+    if not np.isfinite(values).all():
+        raise ValueError("quantize: the weight has a NaN or an infinity; finite numbers are needed")
     parts = values.reshape(rows, -1, group)
     least, most = (-8, 7) if format == "int4" else (-127, 127)
     if symmetric:
         steps = np.abs(parts).max(axis=-1) / most
     else:
         steps = (parts.max(axis=-1).clip(0) - parts.min(axis=-1).clip(None, 0)) / (most - least)
-    scales = np.maximum(steps, np.finfo(np.float16).tiny).astype(dtype)
+    with np.errstate(over="ignore"):
+        scales = np.maximum(steps.astype(dtype), np.finfo(dtype).smallest_subnormal)  # of a group of zeros: not 0
+    if not np.isfinite(scales).all():
+        raise ValueError(f"quantize: a step of {float(steps.max()):g} is beyond {np.dtype(dtype)}; float32 is needed")
     wide = scales.astype(np.float32)[..., None]
     zeros = np.zeros_like(scales) if symmetric else np.rint(least - parts.min(axis=-1).clip(None, 0) / wide[..., 0])
     q = np.clip(np.rint(parts / wide) + zeros[..., None], least, most).reshape(rows, columns)
