@@ -187,3 +187,16 @@ def test_constructors_refuse() -> None:
         BlockMask.from_bsr([0, 1], [0], 100, 128, 30, 64)
     with pytest.raises(ValueError, match=r"indptr has 2 entries from 0 to 1; needs 3, from 0 to len\(indices\)=1"):
         BlockMask.from_bsr([0, 1], [0], 128, 128, 64, 64)
+
+
+@pytest.mark.parametrize(
+    "indptr, indices, message",
+    [
+        ([0, 2, 1, 2], [0, 1], "indptr decreases"),
+        ([0, 1, 1, 2], [0, -1], r"indices from -1 to 0; block columns in \[0, 2\) are needed"),
+        ([0, 1, 1, 2], [0, 2], r"indices from 0 to 2; block columns in \[0, 2\) are needed"),
+    ],
+)
+def test_from_bsr_refuses_what_is_no_matrix(indptr: list[int], indices: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^BlockMask.from_bsr: {message}"):
+        BlockMask.from_bsr(np.array(indptr), np.array(indices), 192, 128, 64, 64)

@@ -209,6 +209,13 @@ class BlockMask(NamedTuple):
                 f"BlockMask.from_bsr: indptr has {len(bounds)} entries from {bounds[0]} to {bounds[-1]}; needs "
                 f"{seq_q // rows + 1}, from 0 to len(indices)={len(indices)}"
             )
+        if any(begin > end for begin, end in itertools.pairwise(bounds)):
+            raise ValueError("BlockMask.from_bsr: indptr decreases; each entry must be at least the one before")
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < seq_k // columns:
+            raise ValueError(
+                f"BlockMask.from_bsr: indices from {int(indices.min())} to {int(indices.max())}; block columns in "
+                f"[0, {seq_k // columns}) are needed"
+            )
         blocks = _zeros(indices, (seq_q // rows, seq_k // columns), "uint8")
         for row, (begin, end) in enumerate(itertools.pairwise(bounds)):
             blocks[row, indices[begin:end]] = SHOWN
