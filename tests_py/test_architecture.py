@@ -227,7 +227,9 @@ def test_files_are_short() -> None:
     folders = ("include", "src", "bindings", "python", "emulator", "tests_cpp", "tests_py", "tools", "scripts")
     files = sources(*folders, "cmake", "examples", ".github", suffixes=WRITTEN)
     assert len(files) > 900
-    lines = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8").count("\n") for path in files}
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    # What a tool writes from other files is as long as they make it.
+    lines = {name: text.count("\n") for name, text in texts.items() if "Made by tools/" not in text[:200]}
     too_long = {name: count for name, count in lines.items() if count > MOST_LINES}
     assert not too_long, f"over {MOST_LINES} lines: {too_long}"
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("tools.places", reason="the source tree is not beside the tests")
 
+from tools import comments
 from tools.places import ROOT
 from tools.site import headers, links
 from tools.site.plain import docstring, escape
@@ -45,8 +46,17 @@ def test_headers_are_taken_apart_at_their_comments() -> None:
     )
     found = headers.declarations(text)
     assert [declared.names for declared in found] == [("one", "two"), ("three",), ("Four",)]
-    assert found[0].said == "One [a, b] * c. More." and "y_" not in found[2].code and found[2].code.endswith("};")
+    assert found[0].said == ("One [a, b] * c. More.",) and "y_" not in found[2].code and found[2].code.endswith("};")
     assert r"One \[a, b\] \* c. More." in headers.page("x.hpp", text)
+
+
+def test_lists_in_comments_stay_lists() -> None:
+    said = "/// Both.\n/// - a: one\n///   more\n/// - b: two\n///\n/// Then.\n"
+    text = f"// What.\n#pragma once\n\n{said}FK_API void one(int a);\n"
+    parts = ("Both.", "- a: one more", "- b: two", "Then.")
+    assert headers.declarations(text)[0].said == parts
+    assert "Both.\n\n- a: one more\n- b: two\n\nThen.\n" in headers.page("x.hpp", text)
+    assert comments.wrapped(parts, "//", 12) == "// Both.\n// - a: one\n//   more\n// - b: two\n//\n// Then."
 
 
 def test_every_public_name_has_an_entry() -> None:

@@ -16,6 +16,8 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+from . import comments
+
 ROOT = Path(__file__).resolve().parents[1]
 # Functions of kv_ops.hpp that are no op: another form of kv_append, and the numbers that check_block_table throws.
 MORE_FUNCTIONS = ("kv_append_to_sequences", "find_bad_page")
@@ -51,6 +53,8 @@ WORDS = {
     r"\bInvalidArgument\b": "FK_INVALID_ARGUMENT",
     r"\bBadBlockTable\b": "FK_BAD_BLOCK_TABLE",
     r"\bUnsupported\b": "FK_UNSUPPORTED",
+    r"\bAttentionOptions::": "fk_attention_options.",
+    r" \(kv_scales\.hpp\)": "",
     r"\boptions\.": "options->",
     r"\bcontext\.": "context->",
     r"\bThrows\b": "Returns",
@@ -62,7 +66,7 @@ class Function(NamedTuple):
     name: str
     header: str
     parameters: list[tuple[str, str]]  # C++ type, name
-    comment: str
+    comment: list[str]  # paragraphs and items of lists
 
 
 def op_names() -> list[str]:
@@ -86,7 +90,7 @@ def declarations() -> dict[str, list[Function]]:
     found: dict[str, list[Function]] = {}
     for path in sorted((ROOT / "include" / "flashkernel").glob("*.hpp")):
         for comment, name, parameters in pattern.findall(path.read_text(encoding="utf-8")):
-            said = " ".join(line[3:].strip() for line in comment.splitlines())
+            said = comments.paragraphs(line[3:] for line in comment.splitlines())
             found.setdefault(name, []).append(Function(name, path.name, split_parameters(parameters), said))
     return found
 
@@ -103,13 +107,9 @@ def ops() -> list[Function]:
             if kind not in TYPES:
                 sys.exit(f"tools/c_api.py: {name}: '{parameter}' is a {kind}, which has no C type: add a struct to "
                          "flashkernel_types.h, its conversion to src/c/call.hpp and a line to TYPES here")  # fmt: skip
-        comment = " ".join(f.comment for f in overloads if f.comment)
-        result.append(longest._replace(comment=comment or f"As fk_{result[-1].name}."))
+        comment = [part for f in overloads for part in f.comment]
+        result.append(longest._replace(comment=comment or [f"As fk_{result[-1].name}."]))
     return result
-
-
-def wrapped(text: str, indent: str = "// ", width: int = 118) -> str:
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def filled(text: str, width: int, first: str, others: str) -> str:
@@ -126,6 +126,10 @@ def in_c(comment: str, function: Function, names: set[str]) -> str:
     group = "ACTIVATION" if "Activation" in kinds else "REDUCTION"
     comment = re.sub(r"\bk(None|Sum|Mean)\b", lambda m: f"FK_{group}_{m[1].upper()}", comment)
     return re.sub(r"`(\w+)`", lambda m: f"fk_{m[1]}" if m[1] in names else f"`{m[1]}`", comment)
+
+
+def comment(parts: list[str], function: Function, names: set[str]) -> str:
+    return comments.wrapped((in_c(part, function, names) for part in parts), "//", 118)
 
 
 def declaration(function: Function) -> str:
@@ -155,10 +159,9 @@ extern "C" {{
         if function.header != header:
             header = function.header
             text = (ROOT / "include" / "flashkernel" / header).read_text(encoding="utf-8")
-            about = "\n".join(line[2:].strip() for line in text[: text.index("#pragma once")].splitlines())
-            paragraphs = [wrapped(in_c(part, function, names)) for part in about.split("\n\n")]
-            out.append("\n//\n".join(paragraphs).replace("// ", "// ---- ", 1) + "\n")
-        out.append(wrapped(in_c(function.comment, function, names)))
+            about = comments.paragraphs(line[2:] for line in text[: text.index("#pragma once")].splitlines())
+            out.append(comment(about, function, names).replace("// ", "// ---- ", 1) + "\n")
+        out.append(comment(function.comment, function, names))
         out.append(f"FK_API {declaration(function)};\n")
     out.append("#ifdef __cplusplus\n}\n#endif\n")
     return "\n".join(out)

@@ -55,29 +55,43 @@ struct AttentionOptions {
   std::int64_t block_size_q = 128, block_size_k = 128;  ///< tokens of a block: a power of two from 64 on
 };
 
-/// Dense attention. q [batch, heads_q, seq_q, head_dim], k [batch, heads_kv, seq_k, head_dim],
-/// v [batch, heads_kv, seq_k, head_dim_v], out [batch, heads_q, seq_q, head_dim_v] (written in place),
-/// lse fp32 [batch, heads_q, seq_q] (written; may be absent). heads_q % heads_kv == 0, head dims 1..512, last dims
-/// contiguous.
+/// Dense attention: out = softmax(scale * Q K^T) V.
+/// - q [batch, heads_q, seq_q, head_dim]
+/// - k [batch, heads_kv, seq_k, head_dim], v [batch, heads_kv, seq_k, head_dim_v]; heads_q is a multiple of heads_kv
+/// - out [batch, heads_q, seq_q, head_dim_v]: written
+/// - lse fp32 [batch, heads_q, seq_q]: written; may be absent
+///
+/// Head dims are 1 to 512. Last dims are contiguous, the others have any strides.
 FK_API void attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
                       const TensorView& lse, const AttentionOptions& options = {},
                       const ExecutionContext& context = {});
 
-/// Sequences of various lengths side by side. q [total_q, heads_q, head_dim], k [total_k, heads_kv, head_dim],
-/// v [total_k, heads_kv, head_dim_v], cu_seqlens int32 or int64 [batch + 1] (0 first, never decreasing, total last),
-/// out [total_q, heads_q, head_dim_v], lse fp32 [heads_q, total_q] (may be absent). `max_seqlen_*` bound each length.
+/// Attention of sequences of various lengths, which lie side by side.
+/// - q [total_q, heads_q, head_dim], k [total_k, heads_kv, head_dim], v [total_k, heads_kv, head_dim_v]
+/// - cu_seqlens_q, cu_seqlens_k int32 or int64 [batch + 1]: where each sequence begins: 0 first, never decreasing,
+///   total last
+/// - max_seqlen_q, max_seqlen_k: bounds of the lengths
+/// - out [total_q, heads_q, head_dim_v]: written
+/// - lse fp32 [heads_q, total_q]: written; may be absent
 FK_API void attention_varlen(const TensorView& q, const TensorView& k, const TensorView& v,
                              const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t max_seqlen_q,
                              std::int64_t max_seqlen_k, const TensorView& out, const TensorView& lse,
                              const AttentionOptions& options = {}, const ExecutionContext& context = {});
 
-/// Keys and values in pages. k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size,
-/// heads_kv, head_dim_v] (q's dtype, or of 8 or 4 bits with `options.kv_scales`), block_table int32 [batch, max_pages],
-/// seq_lens int32 or int64 [batch] (keys of each sequence, the new ones included). q and out are [batch, heads_q,
-/// seq_q, *] with lse [batch, heads_q, seq_q], or, with `cu_seqlens_q` [batch + 1], [total_q, heads_q, *] with lse
-/// [heads_q, total_q] and `max_seqlen_q`. Table entries past a sequence's last page, and of pages wholly before the
-/// window of its first query, are not used: any value is allowed there. Kernels may read them, so a row is memory of
-/// max_pages entries. On a GPU both are read while the call runs, by many blocks: another stream that writes them waits
+/// Attention over keys and values in pages.
+/// - q and out [batch, heads_q, seq_q, *] with lse fp32 [batch, heads_q, seq_q]; or, with cu_seqlens_q and
+///   max_seqlen_q, [total_q, heads_q, *] with lse [heads_q, total_q]
+/// - k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size, heads_kv, head_dim_v]: of q's
+///   dtype, or of 8 or 4 bits with `options.kv_scales`
+/// - block_table int32 [batch, max_pages]: the pages of each sequence, in order
+/// - seq_lens int32 or int64 [batch]: keys of each sequence, the new ones included
+/// - cu_seqlens_q int32 or int64 [batch + 1]: where the queries of each sequence begin; may be absent
+///
+/// A table entry is not used if it lies past a sequence's last page, or if its page lies wholly before the window of
+/// the sequence's first query. Any value is allowed there. Kernels may read such entries, so each row must be memory of
+/// max_pages entries.
+///
+/// On a GPU many blocks read the table and the lengths while the call runs. Another stream that writes them must wait
 /// for it.
 FK_API void attention_paged(const TensorView& q, const TensorView& k_pages, const TensorView& v_pages,
                             const TensorView& block_table, const TensorView& seq_lens, const TensorView& cu_seqlens_q,
@@ -91,9 +105,9 @@ struct AttentionGradients {
   TensorView sinks;    ///< fp32 [heads_q]
 };
 
-/// Gradients of `attention`, recomputed from q, k, v, out and lse (all as the forward pass took and gave them).
-/// `grad_lse` fp32, shape of lse, may be absent. `deterministic`: bit for bit the same on every run; false allows
-/// atomics.
+/// Gradients of `attention`, recomputed from q, k, v, out and lse, all as the forward pass took and gave them.
+/// - grad_lse fp32, shape of lse; may be absent
+/// - deterministic: gradients are the same bits in every run; false allows atomics
 FK_API void attention_backward(const TensorView& grad_out, const TensorView& q, const TensorView& k,
                                const TensorView& v, const TensorView& out, const TensorView& lse,
                                const TensorView& grad_lse, const AttentionGradients& gradients,
@@ -109,16 +123,20 @@ FK_API void attention_varlen_backward(const TensorView& grad_out, const TensorVi
                                       const AttentionOptions& options = {}, bool deterministic = true,
                                       const ExecutionContext& context = {});
 
-/// A boolean mask as `AttentionOptions::mask` wants it. mask uint8 of 1 to 4 dims (a boolean tensor's bytes: not 0 is
-/// seen), any strides, dims of stride 0 included; out int32, mask's shape but for its last dim, which is
-/// (mask.shape[last] + 31) / 32 and contiguous. Bit j % 32 of word j / 32 is key j; bits behind the last key are 0.
+/// Packs a boolean mask to the bits that `AttentionOptions::mask` wants: bit j % 32 of word j / 32 is key j; bits
+/// behind the last key are 0.
+/// - mask uint8 of 1 to 4 dims, a boolean tensor's bytes: what is not 0 is seen; any strides, 0 included
+/// - out int32, mask's shape but for its last dim, which is (mask.shape[last] + 31) / 32 and contiguous: written
 FK_API void pack_mask(const TensorView& mask, const TensorView& out, const ExecutionContext& context = {});
 
-/// Attention over the union of two disjoint sets of keys, from the results over each. out_* [..., head_dim] (up to 4
-/// dims), lse_* fp32 with out's shape less the last dim. A part with LSE -inf counts nothing. `out` has out_a's dtype,
-/// or any of the three where the parts are float32. `out` and `lse` may alias part a. Without out_b and lse_b, out_a
-/// [parts, ..., head_dim] and lse_a [parts, ...] hold any number of parts, and `out` and `lse` alias nothing; no part
-/// gives 0 and LSE -inf.
+/// Attention over the union of disjoint sets of keys, from the results over each.
+/// - out_a, out_b [..., head_dim] (up to 4 dims), lse_a, lse_b fp32, shape of out_a without the last dim: two parts.
+///   Or, without out_b and lse_b, out_a [parts, ..., head_dim] and lse_a [parts, ...]: any number of parts
+/// - out: written; out_a's dtype, or any of the three floating dtypes where the parts are float32
+/// - lse fp32: written
+///
+/// A part whose LSE is -inf counts nothing; no part at all gives 0 and LSE -inf. Of two parts, out and lse may be out_a
+/// and lse_a; of any number, they need memory of their own.
 FK_API void merge_states(const TensorView& out_a, const TensorView& lse_a, const TensorView& out_b,
                          const TensorView& lse_b, const TensorView& out, const TensorView& lse,
                          const ExecutionContext& context = {});

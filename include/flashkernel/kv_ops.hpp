@@ -27,21 +27,25 @@ struct KvAppendRope {
   float norm_eps = 1e-6f;  ///< added to the mean of squares
 };
 
-/// Writes token t of k and v to slot `slots[t]` = page * page_size + offset; a negative slot is skipped.
-/// k [tokens, heads_kv, head_dim], v [tokens, heads_kv, head_dim_v], k_pages [num_pages, page_size, heads_kv,
-/// head_dim], v_pages [num_pages, page_size, heads_kv, head_dim_v], slots int32 or int64 [tokens]. A slot past the last
-/// page: InvalidArgument where slots are on the host, skipped on a GPU.
+/// Writes the keys and values of new tokens into pages, with RoPE and RMSNorm of heads on the way if `rope` asks for
+/// them.
+/// - k [tokens, heads_kv, head_dim], v [tokens, heads_kv, head_dim_v]
+/// - k_pages [num_pages, page_size, heads_kv, head_dim], v_pages [num_pages, page_size, heads_kv, head_dim_v]: written
+/// - slots int32 or int64 [tokens]: token t goes to slot slots[t] = page * page_size + offset; a negative slot is
+///   skipped. A slot past the last page: InvalidArgument where slots are on the host, skipped on a GPU
 FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
                       const TensorView& slots, const std::optional<KvAppendRope>& rope = std::nullopt,
                       const ExecutionContext& context = {});
-/// The same into pages of float8_e4m3fn or int8: k, v and q are float32, float16 or bfloat16, and what is stored is
-/// x / scale, rounded to nearest even and saturated to 448 or 127 (infinities too). Scales [heads_kv] are read; scales
-/// [num_pages, heads_kv, page_size] are written: the largest magnitude of the token's head over 448 or 127. NaN stays
-/// NaN in float8_e4m3fn; int8 has none: there a scale of its own becomes NaN (and with it the token's whole head),
-/// while under a scale [heads_kv] a NaN is stored as 0. k and v are rotated in float32 and not rounded to their dtype
-/// first. Pages of int4 [num_pages, page_size, heads_kv, head_dim / 2] in bytes: zero, the least of a group of 32, and
-/// scale, a fifteenth of its range, are written as float16; an element is (x - zero) / scale, rounded to nearest even
-/// and bounded to 0 to 15. Numbers are bounded to +-65024 first, and a group with a NaN becomes NaN.
+/// The same into pages of 8 or 4 bits, whose scales are `scales` (kv_scales.hpp). k, v and q are float32, float16 or
+/// bfloat16; k and v are rotated in float32 and not rounded to their dtype first.
+/// - Pages of float8_e4m3fn or int8 get x / scale, rounded to nearest even and saturated to 448 or 127 (infinities
+///   too). Scales [heads_kv] are read. Scales [num_pages, heads_kv, page_size] are written: the largest magnitude of
+///   the token's head over 448 or 127
+/// - NaN stays NaN in float8_e4m3fn. int8 has none: a scale of the token's own becomes NaN, and with it the token's
+///   whole head; under a scale [heads_kv] a NaN is stored as 0
+/// - Pages of int4 [num_pages, page_size, heads_kv, head_dim / 2] in bytes get (x - zero) / scale, rounded to nearest
+///   even and bounded to 0 to 15. zero, the least of a group of 32, and scale, a fifteenth of its range, are written as
+///   float16. Numbers are bounded to +-65024 first, and a group with a NaN becomes NaN
 FK_API void kv_append(const TensorView& k, const TensorView& v, const TensorView& k_pages, const TensorView& v_pages,
                       const KvScales& scales, const TensorView& slots,
                       const std::optional<KvAppendRope>& rope = std::nullopt, const ExecutionContext& context = {});
@@ -58,9 +62,10 @@ struct KvAppendPlaces {
   TensorView seq_lens_after;  ///< int32 [batch], written: how many tokens each sequence has after the call; or absent
 };
 
-/// `kv_append` of tokens that follow those of their sequences: the kernel works out slots and positions of RoPE, so
-/// that rope.positions must be absent. It needs at least one token. A token past the end of block_table, or a page id
-/// outside the pool: InvalidArgument on the host, skipped on a GPU.
+/// `kv_append` of tokens that follow those of their sequences. The kernel works out slots and positions of RoPE from
+/// `places`, so rope.positions must be absent. There is at least one token.
+///
+/// A token past the end of block_table, or a page id outside the pool: InvalidArgument on the host, skipped on a GPU.
 FK_API void kv_append_to_sequences(const TensorView& k, const TensorView& v, const TensorView& k_pages,
                                    const TensorView& v_pages, const KvScales& scales, const KvAppendPlaces& places,
                                    const std::optional<KvAppendRope>& rope = std::nullopt,
@@ -85,10 +90,13 @@ FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, 
 FK_API void kv_copy_pages(const TensorView& k_pages, const TensorView& v_pages, const KvScales& scales,
                           const TensorView& src, const TensorView& dst, const ExecutionContext& context = {});
 
-/// Finds the first entry of a page table that leads out of a pool of `num_pages` pages: int64 [3] `fault` gets its
-/// sequence, slot and page id, or {-1, -1, -1} when there is none. Looked at are the pages that a sequence's length
-/// needs; a length below 0 or past the table gives {sequence, -1, length}. block_table int32 [batch, max_pages],
-/// seq_lens int32 or int64 [batch]. Asynchronous like every op, and legal in CUDA graph capture.
+/// Finds the first entry of a page table that leads out of a pool of `num_pages` pages.
+/// - block_table int32 [batch, max_pages], seq_lens int32 or int64 [batch]: the entries that a sequence's length needs
+///   are looked at
+/// - fault int64 [3]: written: sequence, slot and page id of the entry, or {-1, -1, -1} if there is none. A length
+///   below 0 or past the table gives {sequence, -1, length}
+///
+/// It is asynchronous like every op, and legal while a CUDA graph is captured.
 FK_API void find_bad_page(const TensorView& block_table, const TensorView& seq_lens, std::int64_t num_pages,
                           std::int64_t page_size, const TensorView& fault, const ExecutionContext& context = {});
 

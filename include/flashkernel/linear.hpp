@@ -7,10 +7,15 @@
 
 namespace flashkernel {
 
-/// x [..., in_features] (up to 8 dims), weight [out_features, in_features] (either of its two dims contiguous: a
-/// transposed view of GPT-2's [in, out] weight is taken as it is), bias [out_features] or absent (x's dtype or fp32),
-/// out [..., out_features], preactivation (x W^T + b, shape and dtype of out) or absent. Accumulates in fp32; the
-/// activation is applied before rounding. Outputs need memory of their own.
+/// out = activation(x W^T + b).
+/// - x [..., in_features] (up to 8 dims)
+/// - weight [out_features, in_features], either dim contiguous: a transposed view of GPT-2's [in, out] weight is taken
+///   as it is
+/// - bias [out_features], x's dtype or fp32; or absent
+/// - out [..., out_features]: written
+/// - preactivation: gets x W^T + b in out's shape and dtype; or absent
+///
+/// Sums are fp32, and the activation is applied before rounding. Outputs need memory of their own.
 FK_API void linear(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& out,
                    const TensorView& preactivation, Activation activation = Activation::kNone,
                    const ExecutionContext& context = {});

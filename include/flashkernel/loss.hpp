@@ -17,10 +17,13 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::kMean;
 };
 
-/// loss_r = lse(logits_r) - logits_r[target_r] (smoothed by label_smoothing). logits [rows, classes], targets int32 or
-/// int64 [rows]; loss fp32 [rows] for kNone, else a scalar (shape [] or [1]); lse fp32 [rows] (written, may be absent).
-/// kMean over no counted rows is NaN, as in PyTorch. A target outside [0, classes) that is not ignore_index:
-/// InvalidArgument on the host, NaN loss on a GPU.
+/// Cross-entropy: loss_r = lse(logits_r) - logits_r[target_r], smoothed by label_smoothing.
+/// - logits [rows, classes]
+/// - targets int32 or int64 [rows]. One outside [0, classes) that is not ignore_index: InvalidArgument on the host, a
+///   NaN loss on a GPU
+/// - loss fp32: written: [rows] for kNone, else a scalar (shape [] or [1]). kMean over no counted rows is NaN, as in
+///   PyTorch
+/// - lse fp32 [rows]: written; may be absent
 FK_API void cross_entropy(const TensorView& logits, const TensorView& targets, const TensorView& loss,
                           const TensorView& lse, const CrossEntropyOptions& options = {},
                           const ExecutionContext& context = {});
@@ -38,14 +41,19 @@ struct LinearCrossEntropyOptions {
   Reduction reduction = Reduction::kMean;
 };
 
-/// The cross-entropy of the logits x weight^T + bias, of which a chunk at a time is held. x [tokens, features], last
-/// dim contiguous; weight [classes, features] in x's dtype (either dim contiguous); bias [classes] in x's dtype or
-/// fp32, or absent; targets int32 or int64 [tokens]; class_weights fp32 [classes] or absent. With w = class_weights (1
-/// where absent), s = label_smoothing and log p = log_softmax(logits), a row's loss is (1 - s) w_t (-log p_t) +
-/// s / classes sum_c w_c (-log p_c), plus its z-loss. loss fp32 [tokens] for kNone, else a scalar (shape [] or [1]): a
-/// mean divides the sum of cross-entropies by the sum of the counted targets' weights, and that of z-losses by the
-/// number of counted rows. z_loss (loss's shape) and lse (fp32 [tokens], of the capped logits) are written where
-/// present. Targets out of range: as for `cross_entropy`. Logits are rounded to x's dtype, as `linear` writes them.
+/// The cross-entropy of the logits x weight^T + bias, without writing them: a chunk at a time is held. Logits are
+/// rounded to x's dtype, as `linear` writes them.
+/// - x [tokens, features], last dim contiguous
+/// - weight [classes, features] in x's dtype, either dim contiguous
+/// - bias [classes] in x's dtype or fp32; or absent
+/// - targets int32 or int64 [tokens]; out of range: as for `cross_entropy`
+/// - class_weights fp32 [classes], or absent
+/// - loss fp32: written: [tokens] for kNone, else a scalar (shape [] or [1])
+/// - z_loss (loss's shape), lse (fp32 [tokens], of the capped logits): written; may be absent
+///
+/// With w = class_weights (1 where absent), s = label_smoothing and log p = log_softmax(logits), a row's loss is (1 -
+/// s) w_t (-log p_t) + s / classes sum_c w_c (-log p_c), plus its z-loss. A mean divides the sum of cross-entropies by
+/// the sum of the counted targets' weights, and that of z-losses by the number of counted rows.
 FK_API void linear_cross_entropy(const TensorView& x, const TensorView& weight, const TensorView& bias,
                                  const TensorView& targets, const TensorView& class_weights, const TensorView& loss,
                                  const TensorView& z_loss, const TensorView& lse,
@@ -60,9 +68,11 @@ FK_API void linear_cross_entropy_backward(const TensorView& grad_loss, const Ten
                                           const LinearCrossEntropyOptions& options = {},
                                           const ExecutionContext& context = {});
 
-/// log_softmax(softcap(x weight^T + bias) / temperature) at each row's target, without writing the logits: log_prob and
-/// lse (of what the softmax saw; may be absent) fp32 [tokens]. x, weight, bias and targets as in
-/// `linear_cross_entropy`; softcap of 0: none; temperature above 0. Rows with the target ignore_index have 0.
+/// log_softmax(softcap(x weight^T + bias) / temperature) at each row's target, without writing the logits.
+/// - x, weight, bias, targets: as in `linear_cross_entropy`
+/// - log_prob fp32 [tokens]: written; 0 for rows whose target is ignore_index
+/// - lse fp32 [tokens], of what the softmax saw: written; may be absent
+/// - softcap: 0: none. temperature: above 0
 FK_API void linear_selected_log_prob(const TensorView& x, const TensorView& weight, const TensorView& bias,
                                      const TensorView& targets, const TensorView& log_prob, const TensorView& lse,
                                      float softcap = 0.0f, float temperature = 1.0f, std::int64_t ignore_index = -100,

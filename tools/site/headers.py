@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ..comments import paragraphs
 from .plain import escape
 
 __all__ = ["Declaration", "declarations", "opening", "page"]
@@ -27,7 +28,7 @@ _NAME = re.compile(
 @dataclass(frozen=True)
 class Declaration:
     names: tuple[str, ...]  # several where functions share a comment, none of a comment alone
-    said: str  # the comment
+    said: tuple[str, ...]  # the comment: paragraphs, and items of lists
     code: str
 
 
@@ -102,8 +103,8 @@ def declarations(text: str) -> list[Declaration]:
             code = "\n".join(lines[first:]).rstrip()
             if re.fullmatch(r"(class|struct) \w+;", code):
                 continue
-            said = " ".join(re.sub(r"^//+ ?(-+ )?", "", line) for line in lines[:first])
-            found.append(Declaration(_names(code), said, _public(code)))
+            said = paragraphs(re.sub(r"^//+ ?(-{2,} )?", "", line) for line in lines[:first])
+            found.append(Declaration(_names(code), tuple(said), _public(code)))
     return found
 
 
@@ -115,7 +116,10 @@ def page(name: str, text: str) -> str:
         if declared.names and declared.names != last:  # overloads share a heading
             out += [f"## {escape(', '.join(declared.names))}", ""]
         last = declared.names
-        out += [*([escape(declared.said), ""] if declared.said else [])]
+        for i, part in enumerate(declared.said):
+            if part.startswith("- ") and i and declared.said[i - 1].startswith("- "):
+                out.pop()  # items stand line by line
+            out += [escape(part), ""]
         if declared.code:  # else a comment of its own
             out += ["```cpp", declared.code, "```", ""]
     return "\n".join(out)
