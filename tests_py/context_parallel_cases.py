@@ -114,11 +114,46 @@ def refused(pairs: Any, kind: str) -> Any:
         options["window"] = 3
     if kind == "lens" and odd:
         options["seq_lens"] = ["four"]
+    if kind == "sinks":
+        options["sinks"] = torch.zeros(4, dtype=torch.int32 if odd else torch.float32)
+    if kind == "slopes":
+        options |= {"method": "ulysses", "alibi_slopes": torch.zeros(4, dtype=torch.int64 if odd else torch.float32)}
+    if kind == "timeout" and odd:
+        options["timeout"] = "soon"
+    if kind == "nothing" and odd:
+        return cp.attention(None, q, q)
+    if kind in ("gradients", "no_grad"):
+        q.requires_grad_(not odd or kind == "no_grad")
+        with torch.set_grad_enabled(not odd):
+            return cp.attention(q, q, q)
+    if kind == "other gradients":
+        return cp.attention(q.clone().requires_grad_(not odd), q.clone().requires_grad_(odd), q, method="ulysses")
+    if kind == "dim":
+        return cp.unshard(q, dim=9 if odd else 2)
+    if kind == "unshard lens":
+        return cp.unshard(q, dim=2, seq_lens=["four"] if odd else None)
+    if kind == "unshard nothing":
+        return cp.unshard(None if odd else q, dim=2)
     if kind == "unshard":
         return cp.unshard(torch.zeros(1, 4, 9 if odd else 8), dim=1)
     if kind == "calls" and odd:
         return cp.unshard(q, dim=2)
     return cp.attention(q, q, q, **options)
+
+
+def empty(pairs: Any) -> Any:
+    """Where no rank has a token: forward and backward, of each method."""
+    import torch
+
+    import flashkernel.torch.context_parallel as cp
+
+    shapes = []
+    for method in cp.METHODS:
+        q = torch.zeros(1, 4, 0, 8, requires_grad=True)
+        out, lse = cp.attention(q, q, q, method=method, causal=True, return_lse=True)
+        (grad,) = torch.autograd.grad(out.sum() + lse.sum(), q)
+        shapes.append([tuple(x.shape) for x in (out, lse, grad)])
+    return shapes
 
 
 def die(pairs: Any, method: str) -> Any:

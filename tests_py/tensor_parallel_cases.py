@@ -52,6 +52,13 @@ def refused(pairs: Any, kind: str, folder: str, other: str) -> Any:
     if kind == "dtype":
         return _model(folder, None, "float16" if odd else "float32")
     engine = Engine(_model(folder, None), page_size=16 if not odd or kind != "engine" else 32)
+    if kind in ("cancel", "between"):
+        requests = [engine.submit([1, 2, 3], max_new_tokens=9, stop_tokens=frozenset()) for _ in range(2)]
+        for _ in range(3):
+            engine.step()
+        if odd and kind == "cancel":
+            engine.cancel(requests[0])
+        return engine.score([1, 2, 3]) if odd and kind == "between" else engine.step()
     prompt = [1, 2, 3, 4] if kind == "prompt" and odd else [1, 2, 3]
     if kind == "call" and odd:
         return engine.score(prompt)

@@ -121,20 +121,43 @@ REFUSED = {
     "window": "context_parallel: rank 1 refused its arguments",
     "lens": "context_parallel: rank 1 refused its arguments",
     "unshard": "context_parallel: the checksum of dtype and other sizes=",
+    "sinks": "context_parallel: rank 1 refused its arguments",
+    "slopes": "context_parallel: rank 1 refused its arguments",
+    "timeout": "context_parallel: rank 1 refused its arguments",
+    "nothing": "context_parallel: rank 1 refused its arguments",
+    "gradients": "context_parallel: gradients (0: none; with ulysses 8 for q, 4 for k, 2 for v, 1 for sinks)=1",
+    "no_grad": "context_parallel: gradients (0: none; with ulysses 8 for q, 4 for k, 2 for v, 1 for sinks)=1",
+    "other gradients": "context_parallel: gradients (0: none; with ulysses 8 for q, 4 for k, 2 for v, 1 for sinks)=8",
+    "dim": "context_parallel: rank 1 refused its arguments",
+    "unshard lens": "context_parallel: rank 1 refused its arguments",
+    "unshard nothing": "context_parallel: rank 1 refused its arguments",
     "calls": "context_parallel: call (attention, unshard)=0 on rank 0 and 1 on rank 1",
 }
 OWN = {
-    "own": "context_parallel: method='rings'; one of ring, all_gather, ulysses is needed",
-    "window": "context_parallel: window=3; a pair (left, right) of token counts",
-    "lens": "invalid literal for int()",
+    "own": "ValueError: context_parallel: method='rings'; one of ring, all_gather, ulysses is needed",
+    "window": "ValueError: context_parallel: window=3; a pair (left, right) of token counts",
+    "lens": "ValueError: invalid literal for int()",
+    "sinks": "ValueError: context_parallel: sinks is torch.int32 on cpu; torch.float32 on cpu is needed",
+    "slopes": "ValueError: context_parallel: alibi_slopes is torch.int64 on cpu; torch.float32 on cpu is needed",
+    "timeout": "ValueError: context_parallel: timeout='soon'; seconds > 0, or None, are needed",
+    "nothing": "AttributeError: ",
+    "dim": "IndexError: ",
+    "unshard lens": "ValueError: invalid literal for int()",
+    "unshard nothing": "AttributeError: ",
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_every_rank_refuses(four, kind) -> None:
     for rank, answer in enumerate(four.ask(cases.refused, kind)):
-        wanted = OWN.get(kind, REFUSED[kind]) if rank == 1 else REFUSED[kind]
-        assert isinstance(answer, str) and answer.startswith(f"ValueError: {wanted}"), answer
+        wanted = f"ValueError: {REFUSED[kind]}"
+        wanted = OWN.get(kind, wanted) if rank == 1 else wanted
+        assert isinstance(answer, str) and answer.startswith(wanted), answer
+
+
+def test_no_rank_has_a_token(four) -> None:
+    for shapes in four.ask(cases.empty):
+        assert shapes == [[(1, 4, 0, 8), (1, 4, 0), (1, 4, 0, 8)]] * 3
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])

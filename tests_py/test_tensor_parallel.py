@@ -138,6 +138,9 @@ REFUSED = {
     "engine": ("ValueError: tensor_parallel: Engine: rank 1 has other arguments than rank 0",) * 2,
     "prompt": ("ValueError: tensor_parallel: generate: rank 1 has other arguments than rank 0",) * 2,
     "call": ("ValueError: tensor_parallel: rank 1 makes another call than rank 0 (here it is ",) * 2,
+    # A sum of other sizes would end the process of one rank.
+    "cancel": ("ValueError: tensor_parallel: a step: rank 1 has other arguments than rank 0",) * 2,
+    "between": ("ValueError: tensor_parallel: rank 1 makes another call than rank 0 (here it is ",) * 2,
     "heads": (
         "UnsupportedModelError: load_model: config.json has num_key_value_heads=1, which 2 ranks of tensor_parallel "
         "can't share; a multiple of 2 is needed",

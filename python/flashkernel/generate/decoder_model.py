@@ -332,6 +332,7 @@ class DecoderModel(Model, model_types=FAMILIES):
             self.embedding = self.lm_head[: self.vocab_size] if tied else self.embedding
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        self.same_batch(batch)
         arrays = self.arrays
         if isinstance(self.embedding, QuantizedWeight):
             residual = arrays.take_blocks(self.embedding, batch.tokens)

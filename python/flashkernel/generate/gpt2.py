@@ -166,6 +166,7 @@ class Gpt2(Model, model_types=("gpt2",)):
             self.wte = self.lm_head[: self.vocab_size] if tied else self.wte
 
     def forward(self, batch: PagedBatch, pool: fk.KvPagePool) -> Any:
+        self.same_batch(batch)
         take, options = self.arrays.take, self.arrays.op_options
         residual = fk.add(take(self.wte, batch.tokens), take(self.wpe, batch.positions), **options)
         first = self.layers[0]

@@ -235,6 +235,11 @@ class Model(ABC):
             begin += size * self.ranks
         return pieces[0] if len(pieces) == 1 else self.arrays.joined(pieces, split.dim)
 
+    def same_batch(self, batch: PagedBatch) -> None:
+        """The first thing of every `forward`: raises ValueError where the ranks are about to work on other tokens."""
+        if self.parallel is not None:
+            self.parallel.same_batch(batch)
+
     def summed(self, x: Any) -> Any:
         """x added up over the ranks."""
         return x if self.parallel is None else self.parallel.sum(x)

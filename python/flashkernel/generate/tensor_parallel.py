@@ -75,6 +75,7 @@ class TensorParallel:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.timeout, self.one_shot, self.fused = timeout, one_shot, fused
         self._device = torch.device("cpu")  # where ranks talk about calls
+        self._on_cpu = False  # whether sums are
         self._buffers: dict[torch.dtype, Any] = {}  # of the sums that read all ranks' numbers
         self._inbox: Any = None  # symmetric memory that others write to
         self._mapped: Any = None  # keeps the others' inboxes in reach
@@ -86,7 +87,8 @@ class TensorParallel:
         kind = torch.device(arrays.device).type
         on_host = _ranks.backend_for(WHO, self.group, kind)
         self._device = torch.device("cpu" if on_host else arrays.device)
-        if kind == "cpu":
+        self._on_cpu = kind == "cpu"
+        if self._on_cpu:
             return
         arrays.watch = self.watch
         # NCCL's first message must come from all ranks, and outside of a graph.
@@ -253,6 +255,13 @@ class TensorParallel:
                 )
             if arguments != given:
                 raise ValueError(f"{WHO}: {name}: rank {rank} has other arguments than rank 0; the same are needed")
+
+    def same_batch(self, batch: Any) -> None:
+        """On the CPU, compares the tokens that a step works on: gloo ends the process where a sum's sizes differ. On a
+        GPU nothing, since asking waits for it.
+        """
+        if self.size > 1 and self._on_cpu:
+            self.agree("a step", [np.asarray(x).tolist() for x in (batch.tokens, batch.positions)])
 
     def tell(self, kind: int, payload: bytes = b"") -> None:
         """Sends a message from rank 0 to all others, which `hear` it."""

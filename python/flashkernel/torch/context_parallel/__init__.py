@@ -37,6 +37,7 @@ __all__ = ["PeerError", "attention", "positions", "shard", "shard_lengths", "uns
 METHODS = ("ring", "all_gather", "ulysses")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CALL = "call (attention, unshard)"
+_GRADS = "gradients (0: none; with ulysses 8 for q, 4 for k, 2 for v, 1 for sinks)"
 
 
 @overload
@@ -144,21 +145,28 @@ def attention(
     """
     found = find_group(group)
     rank, size = dist.get_rank(found), dist.get_world_size(found)
-    q, k, v = autocast(q, k, v)
+    device = _device(found, q, k, v)
     options = AttentionOptions(causal, window, softcap, scale, alibi_slopes, sinks, alibi=alibi)
     lens = documents = None
     fields: dict[str, int] = {}
     refusal: Exception | None
     try:
+        q, k, v = autocast(q, k, v)
         lens = None if seq_lens is None else tuple(int(n) for n in seq_lens)
         documents = None if cu_seqlens is None else tuple(int(n) for n in cu_seqlens)
-        sentence = _refusal(q, k, v, method, layout, lens, documents, options, rank, size)
+        sentence = _refusal(q, k, v, method, layout, lens, documents, options, rank, size) or _no_limit(timeout)
         refusal = None if sentence is None else ValueError(f"context_parallel: {sentence}")
         if refusal is None:
             fields = _fields(q, k, v, method, layout, lens, documents, options)
-    except (AttributeError, TypeError, ValueError) as error:  # the other ranks hear of it first
+    except (
+        AttributeError,
+        IndexError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         refusal = error
-    agree(found, q.device, fields, lens, refusal, timeout)
+    agree(found, device, fields, lens, refusal, None if _no_limit(timeout) else timeout)
     lens = lens or (q.shape[2],) * size
     job = Job(
         found, rank, size, lens, chunks_of(lens, layout), options.sides(), documents, softcap, scale, timeout
@@ -169,6 +177,20 @@ def attention(
     else:
         out, lse = (Ring if method == "ring" else Gather).apply(q, dense(k), dense(v), sinks, job)
     return (out, lse) if return_lse else out
+
+
+def _device(group: Any, *tensors: Any) -> torch.device:
+    """Where ranks compare what they were given, which may be no tensors at all."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            return tensor.device
+    return torch.device("cpu" if "cpu:" in dist.get_backend_config(group) else "cuda")
+
+
+def _no_limit(timeout: Any) -> str | None:
+    if timeout is None or (isinstance(timeout, (int, float)) and timeout > 0):
+        return None
+    return f"timeout={timeout!r}; seconds > 0, or None, are needed"
 
 
 def _refusal(
@@ -215,6 +237,10 @@ def _refusal(
             return f"alibi_slopes has shape {list(options.alibi_slopes.shape)}; {q.shape[1]} heads are needed"
     if options.sinks is not None and tuple(options.sinks.shape) != (q.shape[1],):
         return f"sinks has shape {list(options.sinks.shape)}; [{q.shape[1]}] is needed"
+    for name, others in (("alibi_slopes", options.alibi_slopes), ("sinks", options.sinks)):
+        dtypes = (torch.float32,) if method == "ulysses" else _DTYPES
+        if others is not None and (others.dtype not in dtypes or others.device != q.device):
+            return f"{name} is {others.dtype} on {others.device}; {dtypes[0]} on {q.device} is needed"
     return heads_refusal(q.shape[1], k.shape[1], size) if method == "ulysses" else None
 
 
@@ -232,6 +258,9 @@ def _fields(
 
     left, right = options.sides()
     others = options.softcap, options.scale, options.alibi, options.alibi_slopes is None, options.sinks is None
+    recorded = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (q, k, v, options.sinks)]
+    # A backward pass has messages of its own; those of "ulysses" are of each tensor that requires a gradient.
+    grads = sum(8 >> i for i, x in enumerate(recorded) if x) if method == "ulysses" else int(any(recorded))
     return {
         _CALL: 0,
         "device (cpu, cuda)": int(q.is_cuda),
@@ -243,6 +272,7 @@ def _fields(
         "head_dim_v": v.shape[3],
         "dtype (float32, float16, bfloat16)": _DTYPES.index(q.dtype),
         f"method {METHODS}": METHODS.index(method),
+        _GRADS: grads,
         f"layout {LAYOUTS}": LAYOUTS.index(layout),
         "tokens seen on the left (-1: all)": -1 if left is None else left,
         "tokens seen on the right (-1: all)": -1 if right is None else right,
@@ -312,15 +342,18 @@ def unshard(
         refuse_tangents("unshard", x)
     found = find_group(group)
     rank, size = dist.get_rank(found), dist.get_world_size(found)
-    lens = (x.shape[dim],) * size if seq_lens is None else tuple(int(n) for n in seq_lens)
-    refusal, fields = None, {}
-    if len(lens) != size or min(lens) < 0 or lens[rank] != x.shape[dim]:
-        refusal = ValueError(
-            f"unshard: {x.shape[dim]} tokens on rank {rank} and seq_lens={list(lens)} for {size} ranks"
-        )
-    elif layout not in LAYOUTS:
-        refusal = ValueError(f"unshard: layout={layout!r}; one of {', '.join(LAYOUTS)} is needed")
-    else:
+    lens: tuple[int, ...] = ()
+    fields: dict[str, int] = {}
+    refusal: Exception | None = None
+    try:
+        lens = (x.shape[dim],) * size if seq_lens is None else tuple(int(n) for n in seq_lens)
+        sentence = _no_limit(timeout)
+        if len(lens) != size or min(lens) < 0 or lens[rank] != x.shape[dim]:
+            sentence = f"{x.shape[dim]} tokens on rank {rank} and seq_lens={list(lens)} for {size} ranks"
+        elif layout not in LAYOUTS:
+            sentence = f"layout={layout!r}; one of {', '.join(LAYOUTS)} is needed"
+        if sentence is not None:
+            raise ValueError(f"unshard: {sentence}")
         others = [n for i, n in enumerate(x.shape) if i != dim % x.dim()]
         fields = {
             _CALL: 1,
@@ -331,7 +364,10 @@ def unshard(
             f"layout {LAYOUTS}": LAYOUTS.index(layout),
             "the checksum of seq_lens": zlib.crc32(repr(seq_lens and lens).encode()),
         }
-    agree(found, x.device, fields, None if seq_lens is None else lens, refusal, timeout)
+    except (AttributeError, IndexError, TypeError, ValueError) as error:  # the other ranks hear of it first
+        refusal = error
+    patience = None if _no_limit(timeout) else timeout
+    agree(found, _device(found, x), fields, None if seq_lens is None else lens, refusal, patience)
     chunks = chunks_of(lens, layout)
     job = Job(found, rank, size, lens, chunks, (None, None), None, 0.0, None, timeout)
     rows = x.detach().movedim(dim, 0).contiguous()
