@@ -98,7 +98,9 @@ def check(answers: list[Any], folder: str, dtype: str) -> None:
     if dtype == "float32":
         assert first["greedy"] == alone["greedy"]
         assert first["drawn"] == alone["drawn"]
-        np.testing.assert_allclose(first["scores"], alone["scores"], rtol=0, atol=2e-5)
+        # Sums in another order; one process multiplies Q8_0 blocks by integers, which is 3e-7 of the largest result.
+        atol = 32 * np.finfo(np.float32).eps * np.abs(alone["scores"]).max()
+        np.testing.assert_allclose(first["scores"], alone["scores"], rtol=0, atol=atol)
         return
     # Parts of a sum are rounded to 16 bits before they are added: no worse than what rounding does to one process.
     worst = np.abs(alone["scores"] - exact["scores"]).max()
