@@ -106,19 +106,20 @@ class Step {
             {qkv_.strides[0], p_.head_dim, 1},
             p_.device};
   }
-  TensorView k_pages(std::int64_t layer) const {
-    return {element(p_.k_pages, layer * p_.stride_k_layer),
+  /// A layer's pages of keys or values: [pages, page_size, heads_kv, head_dim].
+  TensorView pages(const void* data, std::int64_t first, std::int64_t page, std::int64_t slot,
+                   std::int64_t head) const {
+    return {element(data, first),
             p_.dtype,
             {p_.num_pages, p_.page_size, p_.heads_kv, p_.head_dim},
-            {p_.stride_k_page, p_.stride_k_slot, p_.stride_k_head, 1},
+            {page, slot, head, 1},
             p_.device};
   }
+  TensorView k_pages(std::int64_t layer) const {
+    return pages(p_.k_pages, layer * p_.stride_k_layer, p_.stride_k_page, p_.stride_k_slot, p_.stride_k_head);
+  }
   TensorView v_pages(std::int64_t layer) const {
-    return {element(p_.v_pages, layer * p_.stride_v_layer),
-            p_.dtype,
-            {p_.num_pages, p_.page_size, p_.heads_kv, p_.head_dim},
-            {p_.stride_v_page, p_.stride_v_slot, p_.stride_v_head, 1},
-            p_.device};
+    return pages(p_.v_pages, layer * p_.stride_v_layer, p_.stride_v_page, p_.stride_v_slot, p_.stride_v_head);
   }
   /// Turns q where it lies, and k on its way to its page.
   void append(std::int64_t layer) const {
