@@ -153,7 +153,8 @@ class DecoderModel(Model, model_types=FAMILIES):
             plain = rope.frequencies() if rope.inv_freq is None else rope.inv_freq
             rope.inv_freq = (plain / divisors).astype(np.float32)
         elif rope.inv_freq is None and not self.arrays.asynchronous:
-            rope.inv_freq = rope.frequencies()  # one_launch.py's steps take no theta: prompts and steps turn alike
+            # one_launch.py's steps take no theta: prompts and steps turn alike.
+            rope.inv_freq, rope.rounded = rope.frequencies(), True
         if rope.inv_freq is not None:  # float32 whatever the model's dtype
             rope.inv_freq = self.arrays.index(rope.inv_freq, "float32")
         self.max_positions = min(self.max_positions, rope.max_positions or self.max_positions)
@@ -411,7 +412,7 @@ class DecoderModel(Model, model_types=FAMILIES):
         turned, scale = layer.rope, self.scale
         rope: KvAppendRope | None = None
         if turned is not None:
-            rope = {"positions": batch.positions, "theta": turned.theta, "inv_freq": turned.inv_freq}
+            rope = {"positions": batch.positions, "theta": turned.theta, "inv_freq": turned.given}
             scale *= turned.factor**2
         q = fk.qkv_append(
             x,
@@ -493,7 +494,7 @@ class DecoderModel(Model, model_types=FAMILIES):
                 "q_out": q,
                 "theta": turned.theta,
                 "rotary_dim": turned.rotary_dim,
-                "inv_freq": turned.inv_freq,
+                "inv_freq": turned.given,
             }
             if norms:
                 rope |= {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "norm_eps": self.eps}

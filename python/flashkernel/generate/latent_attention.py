@@ -210,7 +210,7 @@ class LatentAttention:
             "theta": self.rope.theta,
             "rotary_dim": self.sizes.turned,
             "interleaved": self.interleaved,
-            "inv_freq": self.rope.inv_freq,
+            "inv_freq": self.rope.given,
         }
 
     def _append_bytes(self, key: Any, latent: Any, turned: Any, q_out: Any, batch: PagedBatch, pages: Any) -> None:

@@ -100,6 +100,7 @@ class OneLaunch:
         assert rope is not None
         if rope.inv_freq is None:  # prompts are turned by the same numbers from here on
             rope.inv_freq = arrays.index(rope.frequencies().astype(np.float32), "float32")
+            rope.rounded = True
         mlps: Sequence[Any] = [layer.mlp for layer in layers]
         norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
         if model.piled is None:  # else another cache's steps have piled them up

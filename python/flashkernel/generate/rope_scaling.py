@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+import flashkernel as fk
+
 from .config import NEEDED, array, flag, integer, mapping, number, read_field, read_fields, text
 from .errors import CheckpointError, UnsupportedModelError
 from .files import describe
@@ -42,6 +44,14 @@ class Rope:
     factor: float = 1.0  # of what is turned, q and k each
     max_positions: int | None = None  # as far as inv_freq is right; None: no limit
     changes: bool = False  # whether the stock model takes other frequencies for longer texts
+    rounded: bool = False  # whether inv_freq are nothing but those of theta, in float32
+
+    @property
+    def given(self) -> Any:
+        """inv_freq as ops are given it. In the invariant mode None where theta says all, so that the bits are those of
+        a trainer whose ops are given theta.
+        """
+        return None if self.rounded and fk.is_invariant() else self.inv_freq
 
     def frequencies(self) -> np.ndarray:
         """float64 [rotary_dim / 2] of theta, without any scaling."""

@@ -88,11 +88,11 @@ def _sum_ranks(
         residual = tl.load(residual_ptr + at, mask=live, other=0)
     marked = (call.to(tl.int64) << 32) | (x.to(tl.int64) & 0xFFFFFFFF)
     place = ((row * 2 + (call & 1)) * SIZE).to(tl.int64) * ROW
-    for peer in tl.static_range(SIZE):
+    for peer in tl.static_range(SIZE):  # an address below 2^31 came as int32
         if peer != RANK:
-            inbox = tl.multiple_of(inboxes[peer].to(tl.pointer_type(tl.int64)), 16)
+            inbox = tl.multiple_of(inboxes[peer].to(tl.int64).to(tl.pointer_type(tl.int64)), 16)
             tl.store(inbox + (place + RANK * ROW + col), marked, mask=live)
-    own = tl.multiple_of(inboxes[RANK].to(tl.pointer_type(tl.int64)), 16)
+    own = tl.multiple_of(inboxes[RANK].to(tl.int64).to(tl.pointer_type(tl.int64)), 16)
     tries = tl.where(lost != 0, 0, limit).to(tl.int64)
     low = tl.zeros([BLOCK], tl.float32)
     high = tl.zeros([BLOCK], tl.float32)
@@ -109,7 +109,7 @@ def _sum_ranks(
             if missing != 0:
                 tries = tries * 0
                 tl.store(state_ptr, 1)
-                tl.store(failed.to(tl.int64).to(tl.pointer_type(tl.int32)), 1)  # an address below 2^31 came as int32
+                tl.store(failed.to(tl.int64).to(tl.pointer_type(tl.int32)), 1)
             part = word.to(tl.int32)
         if IS_WIDE:
             low += part.to(tl.float32, bitcast=True)
