@@ -28,14 +28,18 @@ DeviceFacts device(int num_sms, int shared_kilobytes) {
 }
 
 TEST(MlaPlan, FewRowsAreForTheKernelOf80) {
-  const auto has_rows = [](std::int64_t batch, std::int64_t heads, std::int64_t seq_q) {
-    return sm90a::has_mla_rows(call(batch, heads, seq_q, 4096).attention);
+  const auto has_rows = [](std::int64_t batch, std::int64_t heads, std::int64_t seq_q, bool narrow = false) {
+    return sm90a::has_mla_rows(call(batch, heads, seq_q, 4096).attention, narrow);
   };
   EXPECT_FALSE(has_rows(1, 128, 1));
   EXPECT_FALSE(has_rows(8, 16, 1));
   EXPECT_TRUE(has_rows(8, 64, 1));
   EXPECT_TRUE(has_rows(32, 16, 1));
   EXPECT_TRUE(has_rows(1, 128, 4));
+  EXPECT_TRUE(has_rows(8, 64, 1, true));
+  EXPECT_TRUE(has_rows(32, 16, 2, true));
+  EXPECT_FALSE(has_rows(32, 16, 1, true));  // a tile of 16 rows
+  EXPECT_FALSE(has_rows(1, 128, 1, true));
 }
 
 TEST(MlaPlan, GroupsDivideTheHeadsAndFillTiles) {

@@ -41,9 +41,11 @@ inline std::int64_t mla_group(const AttentionParams& p) {
 /// each block leaves a part of every row, and a block that merges reads those of all blocks. Measured at 128 and 512
 /// rows.
 inline constexpr std::int64_t kLeastMlaRows = 512;
-/// Not for rows of 8 bits, which the kernel for 8.0 widens as well: on a GPU this one has not run over them yet.
+/// Of rows of 8 bits, from which on a tile of query rows is: with 16 the two kernels are level.
+inline constexpr std::int64_t kLeastNarrowTile = 17;
 inline bool has_mla_rows(const AttentionParams& p, bool narrow = false) {
-  return !narrow && p.batch * p.heads_q * p.seq_q >= kLeastMlaRows;
+  if (narrow && mla_group(p) * p.seq_q < kLeastNarrowTile) return false;
+  return p.batch * p.heads_q * p.seq_q >= kLeastMlaRows;
 }
 
 inline MlaPlan plan_mla_decode(const AttentionParams& p, const DeviceFacts& device) {
