@@ -109,6 +109,23 @@ TEST(BackwardHeadsAtOnce, AreTheFastestOfThoseMeasured) {
   EXPECT_EQ(choose_heads_at_once(causal_call(64, 16384, true)), 16);
 }
 
+TEST(BackwardHeadsAtOnce, InOrderWithoutAMaskFillTheDeviceOnceOrTheCache) {
+  const auto full = [](int seq_q, int seq_k, int heads, int group) {
+    BackwardCall call = causal_call(128, seq_q, true);
+    call.uneven = false;
+    call.heads = heads, call.group = group, call.k_tiles = seq_k / 128, call.head_bytes *= group;
+    return choose_heads_at_once(call);
+  };
+  EXPECT_EQ(full(1024, 1024, 256, 1), 16);
+  EXPECT_EQ(full(2048, 2048, 128, 1), 8);
+  EXPECT_EQ(full(4096, 4096, 64, 1), 4);
+  EXPECT_EQ(full(8192, 8192, 32, 1), 4);
+  EXPECT_EQ(full(16384, 16384, 8, 4), 4);
+  EXPECT_EQ(full(32768, 32768, 16, 1), 1);
+  EXPECT_EQ(full(32768, 65536, 8, 4), 1);
+  EXPECT_EQ(full(4096, 65536, 8, 4), 3);
+}
+
 TEST(BackwardHeadsAtOnce, OfABandAreAsManyAsOfShortSequences) {
   BackwardCall band = causal_call(128, 16384, true);
   band.uneven = false, band.band_tiles = 8;

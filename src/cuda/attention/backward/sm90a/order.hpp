@@ -103,22 +103,38 @@ inline int alike_in_size(int heads, std::int64_t wanted) {
 ///
 /// Measured: two steps are best. In order under a mask it is k_tiles / 8, up to eight, since the steps of neighbours
 /// differ more the longer the sequence is. Where key warpgroups make dQ themselves and wait in every step, it is twice
-/// as many and more: at d128, causal calls of 1024 to 16384 gain 2 to 7 %, full ones 1 to 5 %. With grouped heads a
-/// block has more steps, but the blocks of a chain of k_tiles start at the same time. Such calls take as many heads as
-/// without groups, and half as many under a mask.
+/// as many and more: at d128, causal calls of 1024 to 16384 gain 2 to 7 %. With grouped heads a block has more steps,
+/// but the blocks of a chain of k_tiles start at the same time. Such calls take as many heads as without groups, and
+/// half as many under a mask.
 inline int heads_apart(const BackwardCall& call) {
-  const bool waits = call.joined && call.ordered;
   std::int64_t steps = call.q_tiles, distance = 2;
   if (call.uneven) {
     steps = (steps + 1) / 2;
-    distance = waits ? std::clamp(call.k_tiles / 4, 3, 16) : std::clamp(call.k_tiles / 8, 2, 8);
+    distance = call.joined && call.ordered ? std::clamp(call.k_tiles / 4, 3, 16) : std::clamp(call.k_tiles / 8, 2, 8);
   } else if (call.band_tiles > 0) {
     steps = std::min(steps, call.band_tiles);
-  } else if (waits) {
-    distance = std::clamp(call.k_tiles / 2, 2, 16);
   }
   if (call.uneven || call.band_tiles > 0) steps *= std::max(1, call.group / 2);
   return alike_in_size(call.heads, ceil_div(distance * call.num_sms, std::max<std::int64_t>(1, steps)));
+}
+
+/// The heads of a group in order, without a mask, where key warpgroups make dQ. The tiles of keys of a group are enough
+/// for all multiprocessors once. Where one head has that many, the blocks of a head start at different times as it is,
+/// and a group has as many heads as fit the L2 cache.
+///
+/// Measured on an H200 with bf16 at d128 in steady runs, TFLOP/s by the heads of a group:
+///
+///   tiles of keys, of queries     1    2    4    8 heads
+///              64         128        568  572  563
+///             128         256        604  602  574
+///             256         512   610  601  570  544
+///             512         512   587  555  537  508   with four query heads for one of keys
+///             512          64        598  586  558   the same; 3 heads: 592
+///            1024         128   612  583  562  535   the same
+inline int heads_of_a_round(const BackwardCall& call) {
+  const std::int64_t wanted = call.k_tiles < call.num_sms ? std::max(4, call.num_sms / std::max(1, call.k_tiles))
+                                                          : call.l2_bytes / std::max<std::int64_t>(1, call.head_bytes);
+  return alike_in_size(call.heads, wanted);
 }
 
 /// The heads of a group where blocks add in any order and items are uneven or first tiles come early: two items for
@@ -148,6 +164,7 @@ inline int heads_of_chains(const BackwardCall& call) { return alike_in_size(call
 inline int choose_heads_at_once(const BackwardCall& call) {
   if (call.heads == 0) return 1;
   if (call.sparse) return std::max(heads_in_cache(call), call.ordered ? heads_of_chains(call) : 1);
+  if (call.ordered && call.joined && !call.uneven && call.band_tiles == 0) return heads_of_a_round(call);
   if (call.ordered) return heads_apart(call);
   const bool lead = first_tiles_lead(call);
   if (lead && !call.joined) return heads_in_cache(call);
