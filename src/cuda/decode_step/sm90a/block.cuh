@@ -37,12 +37,10 @@ struct Run {
   float *partial, *lse;
 };
 
-inline constexpr int kXPitch = kPartK * 2 + 64;  // bytes from row to row of x, as kRowPitch
-
 struct Shared {
   alignas(128) unsigned char ring[kSlots * kSlotBytes];
   union {
-    alignas(16) unsigned char x[kMostRows * kXPitch];  // a part of k, as the products want it
+    alignas(16) unsigned char x[kMostRows * kRowPitch];  // lines of a part of k: see Activations
     struct {
       float values[kWarps][kHeadsAtOnce * kMostHeadDim];
       float2 most_and_sum[kWarps][kHeadsAtOnce];

@@ -3,9 +3,8 @@
 // One block a multiprocessor, all of them on the GPU at once, each with a list of instructions (cuda/decode_step/
 // list.hpp). A list names what a block computes, which counter it waits for before that, and which one it raises
 // afterwards. One warp copies weights and nothing else: it walks the same list without waiting for any counter, as far
-// ahead as the ring lets it, so that memory is read while the others wait for each other. Eight warps
-// compute. A slot has 1024 elements of each of 8 rows of a matrix; two units of 8 rows are summed up before the
-// warps, which share k, add their sums.
+// ahead as the ring lets it, so that memory is read while the others wait for each other. Eight warps compute. A slot
+// has 2048 elements of each of 4 rows of a matrix; two units of 8 rows are a tile, whose k the warps share.
 //
 // Launched without `chained`, a launch is one phase, its blocks wait for nobody, and the order of launches takes the
 // counters' place: the same lists, one launch an instruction.
@@ -19,32 +18,63 @@
 
 namespace flashkernel::cuda::decode_step {
 
-/// The warp that copies. In the order in which linear() takes the slots.
+/// The slots of a block in the order in which linear() takes them.
+class Slots {
+ public:
+  __device__ explicit Slots(const Run& run) : run_(run), phase_(run.first_phase) { begin_phase(); }
+  __device__ bool ended() const { return phase_ >= run_.last_phase; }
+  /// Row `i` of the slot.
+  template <class T>
+  __device__ const T* row(int i) const {
+    return matrix_row<T>(run_.p, ins_.op, ins_.layer,
+                         run_.g.row_of(ins_.op, ins_.first + unit_, half_ * kSlotRows + i)) +
+           part_;
+  }
+  __device__ std::uint32_t row_bytes() const { return static_cast<std::uint32_t>(min(kPartK, ins_.k - part_)) * 2; }
+  __device__ void advance() {
+    half_ ^= 1;
+    if (half_ != 0) return;
+    if (++unit_ < min(group_ + kGroupUnits, ins_.count)) return;
+    unit_ = group_;
+    part_ += kPartK;
+    if (part_ < ins_.k) return;
+    part_ = 0;
+    unit_ = group_ += kGroupUnits;
+    if (group_ < ins_.count) return;
+    ++phase_;
+    begin_phase();
+  }
+
+ private:
+  __device__ void begin_phase() {
+    for (; phase_ < run_.last_phase; ++phase_) {
+      ins_ = instruction_of(run_.g, static_cast<int>(blockIdx.x), phase_);
+      if (ins_.op != Opcode::kAttention && ins_.count > 0) break;
+    }
+    group_ = part_ = unit_ = half_ = 0;
+  }
+
+  const Run& run_;
+  Instruction ins_;
+  int phase_, group_ = 0, part_ = 0, unit_ = 0, half_ = 0;
+};
+
+/// The warp that copies. One warp asks for a slot in about the time in which memory brings it. Two warps ask faster:
+/// blocks near memory then run ahead of the others, whom all wait for (docs/ops/decode_step.md).
 template <class T>
 __device__ inline void produce(const Run& run, Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  Ring<kSlots> ring;
-  for (int phase = run.first_phase; phase < run.last_phase; ++phase) {
-    const Instruction ins = instruction_of(run.g, static_cast<int>(blockIdx.x), phase);
-    if (ins.op == Opcode::kAttention) continue;
-    for (int group = 0; group < ins.count; group += kGroupUnits)
-      for (int part = 0; part < ins.k; part += kPartK)
-        for (int unit = group; unit < min(group + kGroupUnits, ins.count); ++unit) {
-          const T* const row =
-              matrix_row<T>(run.p, ins.op, ins.layer, run.g.row_of(ins.op, ins.first + unit, lane % kUnitRows));
-          for (int k = part; k < min(part + kPartK, ins.k); k += kSlotK, ++ring.count) {
-            const auto bytes = static_cast<std::uint32_t>(min(kSlotK, ins.k - k)) * 2;
-            const std::uint32_t slot = ring.slot(), full = ptx::shared_address(&shared.full[slot]);
-            if (lane == 0) {
-              ptx::mbarrier_wait(ptx::shared_address(&shared.empty[slot]), ring.parity() ^ 1);
-              ptx::mbarrier_arrive_expect(full, kUnitRows * bytes);
-            }
-            __syncwarp();
-            if (lane < kUnitRows)
-              ptx::bulk_load(ptx::shared_address(shared.ring + slot * kSlotBytes + lane * kRowPitch), row + k, bytes,
-                             full, ptx::kL2EvictFirst);
-          }
-        }
+  Slots slots(run);
+  for (Ring<kSlots> ring; !slots.ended(); ++ring.count, slots.advance()) {
+    const std::uint32_t slot = ring.slot(), full = ptx::shared_address(&shared.full[slot]);
+    if (lane == 0) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[slot]), ring.parity() ^ 1);
+      ptx::mbarrier_arrive_expect(full, kSlotRows * slots.row_bytes());
+    }
+    __syncwarp();
+    if (lane < kSlotRows)
+      ptx::bulk_load(ptx::shared_address(shared.ring + slot * kSlotBytes + lane * kRowPitch), slots.row<T>(lane),
+                     slots.row_bytes(), full, ptx::kL2EvictFirst);
   }
 }
 
@@ -79,6 +109,27 @@ static __device__ __noinline__ void look_at_row(const Run& run, Shared& shared, 
   shared.parts[row] = good ? parts_of(run.g, static_cast<int>(length)) : 0;
 }
 
+/// The warps that compute.
+template <class T, int D>
+__device__ inline void compute(const Run& run, Shared& shared) {
+  if (run.first_phase == 0 && instruction_of(run.g, static_cast<int>(blockIdx.x), 0).count > 0) look_up<T>(run);
+  Ring<kSlots> ring;
+  int exchange = 0;
+  for (int phase = run.first_phase; phase < run.last_phase; ++phase) {
+    const Instruction ins = instruction_of(run.g, static_cast<int>(blockIdx.x), phase);
+    if (ins.count == 0) continue;
+    if (ins.op == Opcode::kAttention)
+      attention<T, D>(run, ins, phase, shared);
+    else
+      linear<T, D>(run, ins, phase, ring, exchange, shared);
+    raise(run, ins, phase);
+  }
+  if (!run.chained) return;
+  Departure leaving(run.counters, run.g.phases() * kCounterStride);
+  leaving.announce();
+  leaving.finish();
+}
+
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads, 1) decode_step_kernel(const __grid_constant__ Run run) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -98,28 +149,14 @@ __global__ void __launch_bounds__(kThreads, 1) decode_step_kernel(const __grid_c
   if (threadIdx.x / kWarp < static_cast<unsigned>(run.g.rows))
     look_at_row(run, shared, static_cast<int>(threadIdx.x) / kWarp);
   __syncthreads();
-  if (threadIdx.x >= kConsumers) {
+  const int warp = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / kWarp, 0));
+  if (warp >= kWarps) {
     ptx::decrease_registers<kCopyRegisters>();
-    if (threadIdx.x / kWarp == kWarps) produce<T>(run, shared);
-    return;
+    if (warp == kWarps) produce<T>(run, shared);
+  } else {
+    ptx::increase_registers<kComputeRegisters>();
+    compute<T, D>(run, shared);
   }
-  ptx::increase_registers<kComputeRegisters>();
-  if (run.first_phase == 0 && instruction_of(run.g, static_cast<int>(blockIdx.x), 0).count > 0) look_up<T>(run);
-  Ring<kSlots> ring;
-  int exchange = 0;
-  for (int phase = run.first_phase; phase < run.last_phase; ++phase) {
-    const Instruction ins = instruction_of(run.g, static_cast<int>(blockIdx.x), phase);
-    if (ins.count == 0) continue;
-    if (ins.op == Opcode::kAttention)
-      attention<T, D>(run, ins, phase, shared);
-    else
-      linear<T, D>(run, ins, phase, ring, exchange, shared);
-    raise(run, ins, phase);
-  }
-  if (!run.chained) return;
-  Departure leaving(run.counters, run.g.phases() * kCounterStride);
-  leaving.announce();
-  leaving.finish();
 }
 
 }  // namespace flashkernel::cuda::decode_step

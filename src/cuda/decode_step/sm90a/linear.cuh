@@ -1,29 +1,28 @@
-// The matrix instructions of the decode step: up to 8 rows of x times the rows of a matrix that come through the ring,
+// The matrix instructions of the decode step: the rows of a matrix that come through the ring times up to 8 rows of x,
 // and what is made of the sums (RoPE and the append, SwiGLU, the residual, logits). See kernel.cuh.
 //
-// x is the left operand of m16n8k16 (its rows 8 to 15 are zero), a unit of 8 rows of the matrix is the right one. Lane
-// l of a warp holds of a chunk of 32 k the elements 8 (l%4) .. + 7 of row l/4 of either: an order of k that both share.
-// The 8 warps take the chunks in turn, and add their sums through shared memory, in the order of the warps, for two
-// units at a time: then each thread has one sum to finish.
+// Two units of 8 rows of the matrix are the left operand of m16n8k16, rows of x are the right one; both come by
+// ldmatrix. The 8 warps take steps of 16 k in turn, and add their sums through shared memory, in the order of the
+// warps: then each thread has one sum to finish. The weights of the next two units lie in registers before that, and
+// those of the first ones before the wait for the phase before.
 #pragma once
 
 #include "cuda/decode_step/sm90a/block.cuh"
+#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
 
 namespace flashkernel::cuda::decode_step {
 
-inline constexpr int kChunk = 32;
-inline constexpr int kSlotChunks = kSlotK / kChunk / kWarps;  // of a warp in a slot: 4
-inline constexpr int kPartChunks = kPartK / kChunk / kWarps;  // and in a part: 8
+inline constexpr int kStep = 16;                            // of k: a matrix instruction
+inline constexpr int kWarpSteps = kPartK / kStep / kWarps;  // of a warp in a part: 16
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-/// How x comes to the products: all threads bring a part of k of all rows into shared memory, 8 elements of a row each,
-/// where the norm is taken and parts of attention are put together; from there each lane takes its fragments.
+/// How x comes to the products: all threads bring it into shared memory, 8 elements of a line each, where the norm is
+/// taken and parts of attention are put together; from there each lane takes its fragments. A line is a part of k of a
+/// row. Shared memory has kMostRows lines: all parts of all rows where they fit, else a part of all rows at a time.
 template <class T, int D>
 class Activations {
-  static constexpr int kRowsAtOnce = 4;
-
  public:
   __device__ Activations(const Run& run, const Instruction& ins)
       : run_(run),
@@ -36,57 +35,65 @@ class Activations {
     const int norm = op_ == Opcode::kHead ? 2 * run.g.layers : 2 * ins.layer + (op_ == Opcode::kGateUp);
     norm_ = static_cast<const T*>(run.p.norms) + norm * run.p.stride_norms_row + own_;
     if (normed_ && own_ < k_) weight_ = load_eight(norm_);  // before the wait: nobody writes it
+    const int parts = (k_ + kPartK - 1) / kPartK;
+    whole_ = run.g.rows * parts <= kMostRows;
+    lines_ = whole_ ? run.g.rows * parts : run.g.rows;
   }
+  /// Whether all of k is there after the first call of stage().
+  __device__ bool whole() const { return whole_; }
 
-  /// A part of k of all rows, to shared memory. Of the first part the factor of a norm is worked out, too.
+  /// x from `part` of k on, to shared memory. Of the first part the factor of a norm is worked out, too. All lines are
+  /// under way at once; a thread norms what it has brought itself.
   __device__ void stage(int part, Shared& shared) {
     const int rows = run_.g.rows;
-    const bool inside = part + own_ < k_, first = normed_ && part == 0;
-    uint4 raw[kRowsAtOnce];
-    if (first) {
-#pragma unroll 1
-      for (int base = 0; base < rows; base += kRowsAtOnce) {
-        load_rows(raw, base, part);
-        leave_squares(raw, base, shared);
+    bring(part, shared);
+    if (normed_) {
+      if (part == 0) {
+#pragma unroll 4
+        for (int row = 0; row < rows; ++row) {
+          const float squares = warp_reduce(squares_of_row(row, shared), Sum());
+          if (threadIdx.x % kWarp == 0) shared.squares[row][threadIdx.x / kWarp] = squares;
+        }
+        meet();
       }
-      meet();
-    }
-    if (normed_ && k_ > kPartK && inside) weight_ = load_eight(norm_ + part);
 #pragma unroll 1
-    for (int base = 0; base < rows; base += kRowsAtOnce) {
-      if (!first || rows > kRowsAtOnce) load_rows(raw, base, part);
-#pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) {
-        if (base + i >= rows || !inside) break;
-        if (normed_) raw[i] = normalised(raw[i], factor(base + i, shared));
-        reinterpret_cast<uint4&>(shared.x[(base + i) * kXPitch + own_ * 2]) = raw[i];
+      for (int k = part, first = 0; first < lines_ && k + own_ < k_; k += kPartK, first += rows) {
+        if (k_ > kPartK) weight_ = load_eight(norm_ + k);
+#pragma unroll 4
+        for (int row = 0; row < rows; ++row)
+          own(first + row, shared) = normalised(own(first + row, shared), factor(row, shared));
       }
     }
-    if (op_ == Opcode::kOut && inside)
-#pragma unroll 1
-      for (int row = 0; row < rows; ++row)
-        if (shared.parts[row] > 1)
-          reinterpret_cast<uint4&>(shared.x[row * kXPitch + own_ * 2]) = merged(row, part + own_, shared);
     meet();
   }
 
-  /// What this lane multiplies with: 8 elements of its row in each of its warp's chunks of the part that is there.
-  __device__ void take(const Shared& shared, int left) {
-    const int row = static_cast<int>(threadIdx.x) % kWarp / 4;
-    const int offset = static_cast<int>(threadIdx.x) / kWarp * kChunk + static_cast<int>(threadIdx.x) % 4 * 8;
-#pragma unroll
-    for (int i = 0; i < kPartChunks; ++i) {
-      const int k = offset + i * kWarps * kChunk;
-      x[i] = row < run_.g.rows && k < left ? *reinterpret_cast<const uint4*>(&shared.x[row * kXPitch + k * 2])
-                                           : make_uint4(0, 0, 0, 0);
-    }
+  /// Where this lane's row of the right operand of its warp's steps lies, of the part of k that begins at `part`: lanes
+  /// 0 to 7 have the rows, the others 8 elements on, and the same of the next step.
+  __device__ std::uint32_t fragments(const Shared& shared, int part) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+    const int first = whole_ ? part / kPartK * run_.g.rows : 0, line = (first + lane % 8) % kMostRows;
+    return ptx::shared_address(shared.x) + line * kRowPitch +
+           ((lane / 16 * kWarps + warp) * kStep + lane / 8 % 2 * 8) * 2;
   }
 
-  uint4 x[kPartChunks];
-
  private:
-  /// Of the result of attention in several parts: whatever lies there.
-  __device__ uint4 load(int row, int k) const { return load_eight(from_ + row * stride_ + k); }
+  /// This thread's elements of a line.
+  __device__ uint4& own(int line, Shared& shared) const {
+    return reinterpret_cast<uint4&>(shared.x[line * kRowPitch + own_ * 2]);
+  }
+  __device__ void bring(int part, Shared& shared) const {
+    const int rows = run_.g.rows;
+#pragma unroll 1
+    for (int line = 0, row = 0, k = part + own_; line < lines_ && k < k_; ++line) {
+      if (op_ == Opcode::kOut && shared.parts[row] > 1)
+        own(line, shared) = merged(row, k, shared);
+      else
+        ptx::cp_async_16(ptx::shared_address(&own(line, shared)), from_ + row * stride_ + k, 16);
+      if (++row == rows) row = 0, k += kPartK;
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+  }
   static __device__ float squares_of(const uint4& eight) {
     float values[8], sum = 0;
     widen<T>(values, eight);
@@ -94,21 +101,12 @@ class Activations {
     for (int i = 0; i < 8; ++i) sum += values[i] * values[i];
     return sum;
   }
-  __device__ void load_rows(uint4 (&raw)[kRowsAtOnce], int base, int part) const {
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i)
-      raw[i] = base + i < run_.g.rows && part + own_ < k_ ? load(base + i, part + own_) : make_uint4(0, 0, 0, 0);
-  }
-  __device__ void leave_squares(const uint4 (&raw)[kRowsAtOnce], int base, Shared& shared) const {
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      if (base + i >= run_.g.rows) break;
-      float squares = squares_of(raw[i]);
+  __device__ float squares_of_row(int row, Shared& shared) const {
+    float sum = own_ < k_ ? squares_of(own(row, shared)) : 0.0f;
+    if (k_ <= kPartK) return sum;
 #pragma unroll 1
-      for (int k = own_ + kPartK; k < k_; k += kPartK) squares += squares_of(load(base + i, k));
-      squares = warp_reduce(squares, Sum());
-      if (threadIdx.x % kWarp == 0) shared.squares[base + i][threadIdx.x / kWarp] = squares;
-    }
+    for (int k = own_ + kPartK; k < k_; k += kPartK) sum += squares_of(load_eight(from_ + row * stride_ + k));
+    return sum;
   }
   __device__ float factor(int row, const Shared& shared) const {
     const float4 a = reinterpret_cast<const float4&>(shared.squares[row][0]);
@@ -151,8 +149,9 @@ class Activations {
   const Opcode op_;
   const int k_, own_;
   const bool normed_;
+  bool whole_;
   const T *from_, *norm_;
-  int stride_;
+  int stride_, lines_;
   uint4 weight_;
 };
 
@@ -161,18 +160,14 @@ template <class T, int D>
 class Finish {
  public:
   __device__ Finish(const Run& run, const Instruction& ins, const Shared& shared)
-      : run_(run),
-        ins_(ins),
-        shared_(shared),
-        row_(static_cast<int>(threadIdx.x) % 64 / 8),
-        i_(static_cast<int>(threadIdx.x) % 8) {}
+      : run_(run), ins_(ins), shared_(shared) {}
 
   /// Of this thread's unit in the group that begins at `group`: what is needed and known before the sums are.
   __device__ void prepare(int group) {
-    active_ = in_group() < kGroupUnits && group + in_group() < ins_.count && row_ < run_.g.rows;
-    unit_ = ins_.first + group + in_group();
+    active_ = in_group() < kGroupUnits && group + in_group() < ins_.count && row() < run_.g.rows;
+    unit_ = ins_.first + (group + in_group());
     if (!active_) return;
-    at_ = run_.g.row_of(ins_.op, unit_, i_);
+    at_ = run_.g.row_of(ins_.op, unit_, i());
     if (ins_.op == Opcode::kOut || ins_.op == Opcode::kDown) residual_ = to_float(*residual());
   }
   /// Every thread calls it.
@@ -183,13 +178,13 @@ class Finish {
       case Opcode::kQkv: return store_qkv(sum, other);
       case Opcode::kGateUp:
         // As the ops one by one: gate and up are rounded first.
-        if (i_ < 4)
-          static_cast<T*>(run_.inner)[static_cast<std::int64_t>(row_) * run_.g.inner + at_] =
+        if (i() < 4)
+          static_cast<T*>(run_.inner)[static_cast<std::int64_t>(row()) * run_.g.inner + at_] =
               from_float<T>(silu(to_float(from_float<T>(sum))) * to_float(from_float<T>(other)));
         return;
       case Opcode::kHead:
-        if (unit_ * kUnitRows + i_ < run_.g.outputs)
-          static_cast<T*>(run_.p.logits)[row_ * run_.p.stride_logits_row + at_] = from_float<T>(sum);
+        if (unit_ * kUnitRows + i() < run_.g.outputs)
+          static_cast<T*>(run_.p.logits)[row() * run_.p.stride_logits_row + at_] = from_float<T>(sum);
         return;
       default: *residual() = from_float<T>(residual_ + to_float(from_float<T>(sum)));
     }
@@ -198,21 +193,24 @@ class Finish {
   __device__ bool active() const { return active_; }
 
  private:
+  /// Of the sum that the thread finishes: the row of x, and that of the unit.
+  static __device__ int row() { return static_cast<int>(threadIdx.x) % 64 / 8; }
+  static __device__ int i() { return static_cast<int>(threadIdx.x) % 8; }
   static __device__ float silu(float x) { return x * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(-kLog2E * x)); }
   __device__ T* residual() const {
-    return static_cast<T*>(run_.residual) + static_cast<std::int64_t>(row_) * run_.g.hidden + at_;
+    return static_cast<T*>(run_.residual) + static_cast<std::int64_t>(row()) * run_.g.hidden + at_;
   }
   __device__ void store_qkv(float sum, float other) {
     const DecodeStepParams& p = run_.p;
     const int head = at_ / D, within = at_ % D, heads_q = run_.g.heads_q, heads_kv = run_.g.heads_kv;
     const float own = to_float(from_float<T>(sum)), partner = to_float(from_float<T>(other));
-    const float2 turn = shared_.turns[row_][within % (D / 2)];
-    const float turned = own * turn.x + (i_ < 4 ? -partner : partner) * turn.y;
+    const float2 turn = shared_.turns[row()][within % (D / 2)];
+    const float turned = own * turn.x + (i() < 4 ? -partner : partner) * turn.y;
     if (head < heads_q) {
-      static_cast<T*>(run_.q)[static_cast<std::int64_t>(row_) * heads_q * D + at_] = from_float<T>(turned);
+      static_cast<T*>(run_.q)[static_cast<std::int64_t>(row()) * heads_q * D + at_] = from_float<T>(turned);
       return;
     }
-    const std::int64_t slot = p.slots[row_];
+    const std::int64_t slot = p.slots[row()];
     if (slot < 0 || slot >= p.num_pages * p.page_size) return;
     const std::int64_t page = run_.page_size.divide(static_cast<std::uint32_t>(slot)),
                        offset = slot - page * p.page_size;
@@ -227,28 +225,92 @@ class Finish {
   const Run& run_;
   const Instruction& ins_;
   const Shared& shared_;
-  const int row_, i_;
   bool active_ = false;
   int unit_ = 0, at_ = 0;
   float residual_ = 0;
 };
 
-/// The products of a slot: this warp's chunks of 8 rows of the matrix. In two chains, which take half the time of one.
-template <class T>
-__device__ inline void multiply(float (&sums)[4], const uint4* x, const unsigned char* slot, int chunks) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  float others[4] = {};
-  const unsigned char* const from = slot + lane / 4 * kRowPitch + (warp * kChunk + lane % 4 * 8) * 2;
-#pragma unroll
-  for (int i = 0; i < kSlotChunks; ++i) {
-    if (warp + i * kWarps >= chunks) break;
-    const uint4 w = *reinterpret_cast<const uint4*>(from + i * kWarps * kChunk * 2);
-    const uint4 v = x[i];
-    ptx::mma_m16n8k16<T>(sums, {v.x, 0, v.y, 0}, w.x, w.y);
-    ptx::mma_m16n8k16<T>(others, {v.z, 0, v.w, 0}, w.z, w.w);
+/// Which units of an instruction and which part of k are multiplied together.
+struct Place {
+  int group = 0, part = 0;
+
+  __device__ int units(const Instruction& ins) const { return min(kGroupUnits, ins.count - group); }
+  __device__ bool ended(const Instruction& ins) const { return group >= ins.count; }
+  __device__ bool last_part(const Instruction& ins) const { return part + kPartK >= ins.k; }
+  __device__ void advance(const Instruction& ins) {
+    part += kPartK;
+    if (part < ins.k) return;
+    part = 0;
+    group += kGroupUnits;
   }
-  sums[0] += others[0], sums[1] += others[1];
-}
+};
+
+/// The weights of a place in registers: of each of this warp's steps, the left operand. They leave the ring early, so
+/// that it holds what comes behind them.
+template <class T>
+class Weights {
+ public:
+  /// Waits until they are there.
+  __device__ void load(const Instruction& ins, const Place& place, Ring<kSlots>& ring, Shared& shared) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+    const int slots = place.units(ins) * 2, unit = place.units(ins) > 1 ? lane / 8 % 2 : 0;
+    left_ = ins.k - place.part;
+    if (const Ring<kSlots> own{ring.count + lane}; lane < slots)
+      ptx::mbarrier_wait(ptx::shared_address(&shared.full[own.slot()]), own.parity());
+    __syncwarp();
+    // Lanes 0 to 15 have the rows of the tile, the others 8 elements on.
+    const std::uint32_t from = ptx::shared_address(shared.ring) +
+                               (ring.count + unit * 2 + lane % 8 / kSlotRows) % kSlots * kSlotBytes +
+                               lane % kSlotRows * kRowPitch + (warp * kStep + lane / 16 * 8) * 2;
+    if (left_ >= kPartK) {
+#pragma unroll
+      for (int i = 0; i < kWarpSteps; ++i) ptx::ldmatrix_x4(a_[i], from + i * kWarps * kStep * 2);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWarpSteps; ++i)
+        if (inside(i)) ptx::ldmatrix_x4(a_[i], from + i * kWarps * kStep * 2);
+    }
+    // A slot is given back after the last of them has come: its address needs it, if only as 0.
+    std::uint32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < kWarpSteps; ++i) all |= a_[i][3];
+    if (lane < slots)
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[(ring.count + lane) % kSlots]) + (all & ring.count >> 31));
+    ring.count += slots;
+  }
+  /// sums += the weights times x, whose fragments begin at `x`.
+  __device__ void multiply(float (&sums)[4], std::uint32_t x) const {
+    if (left_ >= kPartK) return multiply<true>(sums, x);
+    multiply<false>(sums, x);
+  }
+
+ private:
+  static constexpr int kAtOnce = 4;
+
+  /// In kAtOnce chains, which wait for each other less than one.
+  template <bool kWhole>
+  __device__ void multiply(float (&sums)[4], std::uint32_t x) const {
+    float chains[kAtOnce][4] = {};
+#pragma unroll
+    for (int base = 0; base < kWarpSteps; base += kAtOnce) {
+      std::uint32_t b[kAtOnce / 2][4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 2; ++i) ptx::ldmatrix_x4(b[i], x + (base + 2 * i) * kWarps * kStep * 2);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (kWhole || inside(base + i))
+          ptx::mma_m16n8k16<T>(chains[i], a_[base + i], b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += (chains[0][i] + chains[1][i]) + (chains[2][i] + chains[3][i]);
+  }
+  __device__ bool inside(int step) const {
+    return (step * kWarps + static_cast<int>(threadIdx.x) / kWarp) * kStep < left_;
+  }
+
+  std::uint32_t a_[kWarpSteps][4] = {};
+  int left_ = 0;
+};
 
 template <class T, int D>
 __device__ inline void linear(const Run& run, const Instruction& ins, int phase, Ring<kSlots>& ring, int& exchange,
@@ -256,40 +318,37 @@ __device__ inline void linear(const Run& run, const Instruction& ins, int phase,
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
   Activations<T, D> x(run, ins);
   Finish<T, D> finish(run, ins, shared);
+  Weights<T> weights;
+  weights.load(ins, {}, ring, shared);
   wait_for(run, ins, phase);
+  float sums[4] = {};
 #pragma unroll 1
-  for (int group = 0; group < ins.count; group += kGroupUnits) {
-    finish.prepare(group);
-    const int units = min(kGroupUnits, ins.count - group);
+  for (Place at; !at.ended(ins);) {
+    const bool begins = at.part == 0 && at.group == 0;
+    if (at.part == 0) {
+      finish.prepare(at.group);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] = 0;
+    }
+    if (ins.k > kPartK || begins) {
+      if (begins || !x.whole()) {
+        if (!begins) meet();  // all have taken what is there
+        x.stage(at.part, shared);
+      }
+      if (begins) note(run, phase, 2);
+    }
+    weights.multiply(sums, x.fragments(shared, at.part));
+    const int units = at.units(ins);
+    const bool done = at.last_part(ins);
+    at.advance(ins);
+    if (!at.ended(ins)) weights.load(ins, at, ring, shared);
+    if (!done) continue;
     auto& mail = shared.sums[exchange];
     exchange ^= 1;
-#pragma unroll 1
-    for (int part = 0; part < ins.k; part += kPartK) {
-      if (ins.k > kPartK || group == 0) {
-        if (part > 0 || group > 0) meet();  // all have taken what is there
-        x.stage(part, shared);
-        x.take(shared, ins.k - part);
-        if (part == 0 && group == 0) note(run, phase, 2);
-      }
-#pragma unroll 1
-      for (int unit = 0; unit < units; ++unit) {
-        float sums[4] = {};
 #pragma unroll
-        for (int half = 0; half < kPartK / kSlotK; ++half) {
-          const int left = ins.k - part - half * kSlotK;
-          if (left <= 0) break;
-          const std::uint32_t slot = ring.slot();
-          ptx::mbarrier_wait(ptx::shared_address(&shared.full[slot]), ring.parity());
-          multiply<T>(sums, x.x + half * kSlotChunks, shared.ring + slot * kSlotBytes, min(left, kSlotK) / kChunk);
-          __syncwarp();
-          if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[slot]));
-          ++ring.count;
-        }
-        if (lane / 4 < run.g.rows) {
-          float2& own = reinterpret_cast<float2&>(mail[unit][warp][lane / 4 * kUnitRows + lane % 4 * 2]);
-          own = part == 0 ? make_float2(sums[0], sums[1]) : make_float2(own.x + sums[0], own.y + sums[1]);
-        }
-      }
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane % 4 * 2 + i % 2;
+      if (row < run.g.rows && i / 2 < units) mail[i / 2][warp][row * kUnitRows + lane / 4] = sums[i];
     }
     meet();
     float sum = 0;
