@@ -60,7 +60,7 @@ class Slots {
 };
 
 /// The warp that copies. One warp asks for a slot in about the time in which memory brings it. Two warps ask faster:
-/// blocks near memory then run ahead of the others, whom all wait for (docs/ops/decode_step.md).
+/// blocks near memory then run ahead of the others, whom all wait for (lab/notebooks/decode_step.md).
 template <class T>
 __device__ inline void produce(const Run& run, Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
