@@ -233,7 +233,7 @@ def test_refusals():
     refused(r"^linear_cross_entropy: targets\[1\]=3; needs 0 to 2, or ignore_index=-100", x, weight, np.array([0, 3]))
     refused(r"weight\.shape\[1\]=3.* x\.shape\[1\]", x, weight[:, :3], targets)
     refused(r"weight is float16.*; .*float32", x, weight.astype(np.float16), targets)
-    refused(r"label_smoothing=1\.0.*; needs a number from 0 to less than 1", x, weight, targets, label_smoothing=1.0)
+    refused(r"label_smoothing=1\.5.*; needs a number from 0 to 1$", x, weight, targets, label_smoothing=1.5)
     refused(r"z_loss=-0\.1.*; needs a finite number of at least 0", x, weight, targets, z_loss=-0.1)
     refused(r"softcap=-1\.0.*; needs a finite number above 0", x, weight, targets, softcap=-1.0)
     refused(r"class_weights is float16.*; needs float32", x, weight, targets,

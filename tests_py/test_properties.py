@@ -102,7 +102,7 @@ def test_parts_merge_to_the_whole(count, cuts, dtype, seed):
     st.integers(1, 9),
     st.integers(1, 300),
     st.sampled_from(["none", "sum", "mean"]),
-    st.sampled_from([0.0, 0.1, 0.9]),
+    st.sampled_from([0.0, 0.1, 1.0]),
     st.sampled_from([-100, 0, 7]),
     dtypes,
     seeds,

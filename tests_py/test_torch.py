@@ -350,7 +350,7 @@ def test_elementwise_gradients() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 1.0])
 def test_cross_entropy_gradients(reduction: str, label_smoothing: float) -> None:
     targets = torch.tensor([3, 0, -100, 8, 3])
     options: dict[str, Any] = dict(reduction=reduction, label_smoothing=label_smoothing)

@@ -33,7 +33,7 @@ def theirs(x, weight, targets, bias, class_weights=None, **options):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_as_torch(weighted, smoothing, reduction):
     x, weight, bias, targets = parts()

@@ -200,14 +200,14 @@ typedef struct fk_linear_gradients {
 typedef struct fk_cross_entropy_options {
   size_t size;
   int64_t ignore_index;    // rows with this target count nothing; default -100
-  float label_smoothing;   // in [0, 1)
+  float label_smoothing;   // in [0, 1]
   fk_reduction reduction;  // default FK_REDUCTION_MEAN
 } fk_cross_entropy_options;
 
 typedef struct fk_linear_cross_entropy_options {
   size_t size;
   int64_t ignore_index;    // rows with this target count nothing; default -100
-  float label_smoothing;   // in [0, 1)
+  float label_smoothing;   // in [0, 1]
   float z_loss;            // at least 0: z_loss * lse^2 is added to the loss of each counted row
   float softcap;           // above 0: logits become softcap * tanh(logits / softcap)
   fk_reduction reduction;  // default FK_REDUCTION_MEAN

@@ -13,7 +13,7 @@ namespace flashkernel {
 
 struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;  ///< rows with this target count nothing: loss 0, gradient 0
-  float label_smoothing = 0.0f;      ///< in [0, 1)
+  float label_smoothing = 0.0f;      ///< in [0, 1]
   Reduction reduction = Reduction::kMean;
 };
 
@@ -35,7 +35,7 @@ FK_API void cross_entropy_backward(const TensorView& grad_loss, const TensorView
 
 struct LinearCrossEntropyOptions {
   std::int64_t ignore_index = -100;  ///< rows with this target count nothing: loss 0, gradient 0
-  float label_smoothing = 0.0f;      ///< in [0, 1)
+  float label_smoothing = 0.0f;      ///< in [0, 1]
   float z_loss = 0.0f;               ///< at least 0: z_loss * lse_r^2 is added to the loss of each counted row
   float softcap = 0.0f;              ///< above 0: logits become softcap * tanh(logits / softcap)
   Reduction reduction = Reduction::kMean;

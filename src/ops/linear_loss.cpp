@@ -95,8 +95,8 @@ Params common_params(const Checker& check, const Inputs& in, std::int64_t ignore
 
 template <class Params>
 void take_options(const Checker& check, const LinearCrossEntropyOptions& options, Params& params) {
-  if (!(options.label_smoothing >= 0.0f && options.label_smoothing < 1.0f))
-    check.fail("label_smoothing=" + std::to_string(options.label_smoothing) + "; needs a number from 0 to less than 1");
+  if (!(options.label_smoothing >= 0.0f && options.label_smoothing <= 1.0f))
+    check.fail("label_smoothing=" + std::to_string(options.label_smoothing) + "; needs a number from 0 to 1");
   if (!(options.z_loss >= 0.0f && options.z_loss < INFINITY))
     check.fail("z_loss=" + std::to_string(options.z_loss) + "; needs a finite number of at least 0");
   if (options.reduction > Reduction::kMean)

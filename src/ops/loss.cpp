@@ -25,8 +25,8 @@ Params common_params(const Checker& check, const TensorView& logits, const Tenso
   check.ndim("logits", logits, 2, 2);
   check.last_dim_contiguous("logits", logits);
   if (logits.shape[1] == 0) check.fail("logits.shape[1]=0; needs at least one class");
-  if (!(options.label_smoothing >= 0.0f && options.label_smoothing < 1.0f))
-    check.fail("label_smoothing=" + std::to_string(options.label_smoothing) + "; needs a number from 0 to less than 1");
+  if (!(options.label_smoothing >= 0.0f && options.label_smoothing <= 1.0f))
+    check.fail("label_smoothing=" + std::to_string(options.label_smoothing) + "; needs a number from 0 to 1");
   if (options.reduction > Reduction::kMean)
     check.fail("reduction=" + std::to_string(static_cast<int>(options.reduction)) + "; needs kNone, kSum or kMean");
   Params params;

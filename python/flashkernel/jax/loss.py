@@ -22,7 +22,7 @@ def cross_entropy(
     """lse(logits[r]) - logits[r, targets[r]] per row, without writing the probabilities.
 
     logits: [rows, classes]; float32, float16 or bfloat16. targets: int32 or int64 [rows].
-    ignore_index: rows with this target count nothing. label_smoothing: in [0, 1). reduction: "none", "sum" or "mean"
+    ignore_index: rows with this target count nothing. label_smoothing: in [0, 1]. reduction: "none", "sum" or "mean"
     over the rows that count.
 
     Returns float32, [rows] for "none", else a scalar. Gradient: of logits.

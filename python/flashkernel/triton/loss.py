@@ -116,7 +116,7 @@ def _arguments(
     logits = call.floats("logits", logits, 2)
     targets = call.index("targets", targets)
     call.shape("targets", targets, logits.shape[:1])
-    call.need(0 <= label_smoothing < 1, f"label_smoothing={label_smoothing}; 0 to less than 1 is needed")
+    call.need(0 <= label_smoothing <= 1, f"label_smoothing={label_smoothing}; a number from 0 to 1 is needed")
     call.need(reduction in REDUCTIONS, f"reduction={reduction!r}; 'none', 'sum' or 'mean' is needed")
     call.need(logits.shape[0] == 0 or logits.shape[1] > 0, "logits has no classes; one at least is needed")
     return logits, targets, REDUCTIONS[reduction]
