@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def tables_in_paragraphs(text):
     """Lines at which a table begins right below a line of text: there it would be shown as text with bars."""
     text = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL)
     lines = [line.strip() for line in text.split("\n")]
-    pairs = enumerate(zip(lines, lines[1:], strict=False), start=2)
+    pairs = enumerate(itertools.pairwise(lines), start=2)
     return [at for at, (above, line) in pairs if line.startswith("|") and above and not above.startswith(("|", "<!--"))]
 
 
