@@ -183,8 +183,8 @@ def test_what_cannot_be_done_is_refused() -> None:
         model.generate(IDS, attention_mask=mask, max_new_tokens=3)
     with pytest.raises(ValueError, match="128"):
         model.generate(IDS, max_new_tokens=120)
-    with pytest.raises(NotImplementedError, match="one_launch=True computes with copies of the parameters"):
-        accelerate(make("llama"), one_launch=True)
+    with pytest.raises(NotImplementedError, match=r"^accelerate: one_launch=True with another architecture"):
+        accelerate(make("gpt2"), one_launch=True)
     with pytest.raises(NotImplementedError, match="bert"):
         accelerate(
             transformers.BertForMaskedLM(
@@ -207,3 +207,25 @@ def test_kernels_run() -> None:
     model.generate(IDS, max_new_tokens=3)
     ran = {kernel.op for kernel in fk.kernels() if kernel.calls > before[kernel.id]}
     assert {"attention_fwd", "kv_append", "linear", "norm", "swiglu", "reduce"} <= ran
+
+
+def test_matrices_of_all_layers_are_stacked_and_followed() -> None:
+    model = make("llama")
+    options: dict[str, Any] = dict(input_ids=IDS[:2], do_sample=False, max_new_tokens=12)
+    accelerate(model, page_size=16)
+    before = next(kernel.calls for kernel in fk.kernels() if kernel.id == "decode_step/cpu/composed")
+    model.generate(**options)
+    assert next(kernel.calls for kernel in fk.kernels() if kernel.id == "decode_step/cpu/composed") > before
+    layers = model.model.layers
+    down = [layer.mlp.down_proj.weight for layer in layers]
+    apart = down[0].numel() * down[0].element_size()
+    assert [weight.data_ptr() - down[0].data_ptr() for weight in down] == [0, apart, 2 * apart]
+    with torch.no_grad():  # a matrix within a stack, and norms, which the stack holds copies of
+        down[1].mul_(-1.5)
+        layers[2].input_layernorm.weight.mul_(2)
+        model.model.norm.weight.mul_(-1)
+    changed = model.generate(**options)
+    restore(model)
+    assert torch.equal(changed, model.generate(**options))
+    apart_too = accelerate(make("llama"), page_size=16, one_launch=False)
+    assert torch.equal(apart_too.generate(**options), make("llama").generate(**options))

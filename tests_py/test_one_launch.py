@@ -15,6 +15,7 @@ import flashkernel as fk
 from flashkernel import reference, selfcheck, testing
 from flashkernel.generate import Engine, UnsupportedModelError
 from flashkernel.generate.arrays import HostArrays, TorchArrays
+from flashkernel.generate.one_launch import pays
 from test_scheduler import KINDS, PROMPTS, STOP, llama
 
 DEVICES = ["cpu", *(["cuda"] if fk.num_cuda_devices() else [])]
@@ -113,6 +114,27 @@ def test_an_engine_takes_it_on_the_cpu(arrays: type[HostArrays], monkeypatch: py
     assert not steps_by_it(other)
     monkeypatch.setattr("flashkernel.generate.one_launch.MOST_BYTES", 1000)
     assert not steps_by_it(llama(arrays()))
+
+
+def test_gpus_that_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: the model's arrays say that they are on one of this compute capability, with so much memory."""
+
+    def pays_on(capability: tuple[int, int], dtype: str = "bfloat16", free: int = 1 << 30, **changes: Any) -> bool:
+        model = llama(TorchArrays(dtype))
+        model.arrays.asynchronous, model.head_dim = True, 64
+        for layer in model.layers:
+            layer.rope.rotary_dim = 64
+        model.embedding = np.zeros((1, changes.get("hidden", 64)))
+        model.inner = changes.get("inner", 96)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 40))
+        return pays(model, dtype)
+
+    assert pays_on((9, 0)) and pays_on((9, 0), "float16")
+    assert not pays_on((8, 0)) and not pays_on((10, 0))
+    assert not pays_on((9, 0), "float32")
+    assert not pays_on((9, 0), hidden=80) and not pays_on((9, 0), inner=80)
+    assert not pays_on((9, 0), free=100)
 
 
 def by_the_ops(given: dict[str, Any], heads_q: int, **options: Any) -> np.ndarray:

@@ -150,7 +150,7 @@ def decode_logits(
     """Logits [rows, vocab] for the first `rows` rows: counters move on, keys and values are written.
 
     cascade: the pages that all rows begin with, as they were loaded, are read once for all of them.
-    one_launch: computes the step, of as many rows as it takes and without a cascade, but in the invariant mode.
+    one_launch: computes the step, where there is no cascade.
     """
     arrays = state.arrays
     arrays.increase(state.counters, state.increments)
@@ -166,7 +166,7 @@ def decode_logits(
         last_rows=None,
         common=CommonPages(state.common_table, state.common_tokens, *own) if cascade else None,
     )
-    if one_launch is not None and one_launch.takes(rows) and not cascade and not fk.is_invariant():
+    if one_launch is not None and not cascade:
         return one_launch.forward(batch)
     return model.forward(batch, pool)
 
@@ -208,12 +208,12 @@ class Decoder:
         one_launch: bool | None = None,
     ):
         self.model, self.pool = model, pool
-        wanted_so = pays(model, pool) if one_launch is None else one_launch
+        wanted_so = pays(model, pool.dtype) if one_launch is None else one_launch
         self.one_launch = OneLaunch(model, pool) if wanted_so else None
         self.state = DecodeState(model.arrays, rows, width, steps, model.vocab_size)
         self._by_graph = model.arrays.asynchronous if graphs is None else graphs
-        self._steps: dict[tuple[int, Wanted, bool], Callable[[], None]] = {}
-        self._logits_steps: dict[tuple[int, bool], tuple[Callable[[], None], list[Any]]] = {}
+        self._steps: dict[tuple[int, Wanted, bool, bool], Callable[[], None]] = {}
+        self._logits_steps: dict[tuple[int, bool, bool], tuple[Callable[[], None], list[Any]]] = {}
         self._graph_memory: Any = None
         # Of one layer's keys and values: what is not read again, and from where on that pays for two calls more.
         width = {"float32": 4, "float16": 2, "bfloat16": 2}.get(pool.dtype, 1)
@@ -227,7 +227,7 @@ class Decoder:
         logits of these, float32, and log-probabilities where some row asks for them.
         """
         count, kind, common = min(row_bucket(len(rows)), self.state.rows), wanted_by(rows), self._worth_sharing(rows)
-        step = self.prepare(count, kind, common > 0)
+        step = self.prepare(count, kind, common > 0, self._by_one(rows, count, steps))
         try:
             self.state.load([*rows, *[None] * (count - len(rows))], steps, tokens, common, self.pool.page_size)
             for _ in range(steps):
@@ -243,18 +243,25 @@ class Decoder:
     def run_logits(self, rows: Sequence[Row | None], tokens: np.ndarray) -> Any:
         """One step that chooses no tokens: its logits [rows, vocab], which the next one may overwrite."""
         count, common = min(row_bucket(len(rows)), self.state.rows), self._worth_sharing(rows)
-        key = count, common > 0
+        by_one = self._by_one(rows, count, 1)
+        key = count, common > 0, by_one
         if key not in self._logits_steps:
             found: list[Any] = [None]
 
             def step() -> None:
-                found[0] = decode_logits(self.model, self.pool, self.state, *key, self.one_launch)
+                one_launch = self.one_launch if by_one else None
+                found[0] = decode_logits(self.model, self.pool, self.state, count, common > 0, one_launch)
 
             self._logits_steps[key] = (self._capture(step) if self._by_graph else step), found
         step, found = self._logits_steps[key]
         self.state.load([*rows, *[None] * (count - len(rows))], 1, tokens, common, self.pool.page_size)
         step()
         return found[0][: len(rows)]
+
+    def _by_one(self, rows: Sequence[Row | None], count: int, steps: int) -> bool:
+        """Whether the one op computes a step of these, which has `count` rows. In the invariant mode it does not."""
+        tokens = sum(row.length + steps for row in rows if row is not None)
+        return self.one_launch is not None and not fk.is_invariant() and self.one_launch.takes(count, tokens)
 
     def _worth_sharing(self, rows: Sequence[Row | None]) -> int:
         """The pages that all rows begin with, if it is faster to read them once; else 0. In the invariant mode it is
@@ -267,14 +274,17 @@ class Decoder:
         others = sum(row is not None for row in rows) - 1
         return common if others * common * self._page_bytes >= self._least_bytes else 0
 
-    def prepare(self, rows: int, wanted: Wanted, cascade: bool = False) -> Callable[[], None]:
-        """The step for `rows` rows; captures its graph if there is none yet. No step may be under way in this state."""
-        key = (rows, wanted, cascade)
+    def prepare(self, rows: int, wanted: Wanted, cascade: bool = False, by_one: bool = False) -> Callable[[], None]:
+        """The step for `rows` rows; captures its graph if there is none yet. No step may be under way in this state.
+        by_one: the one op computes it.
+        """
+        key = (rows, wanted, cascade, by_one)
         if key not in self._steps:
             self.state.choice.reserve(wanted)
+            one_launch = self.one_launch if by_one else None
 
             def step() -> None:
-                decode_step(self.model, self.pool, self.state, rows, wanted, cascade, self.one_launch)
+                decode_step(self.model, self.pool, self.state, rows, wanted, cascade, one_launch)
 
             self._steps[key] = self._capture(step) if self._by_graph else step
         return self._steps[key]

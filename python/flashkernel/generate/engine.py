@@ -50,8 +50,9 @@ class Engine:
         them; None: the model's dtype. Latent rows of DeepSeek: "fp8" alone (docs/ops/mla.md), 0.57 of 16 bits.
     one_launch: compute decode steps by one op, `flashkernel.decode_step` (docs/ops/decode_step.md): of up to 8 rows in
         one launch on a GPU of 9.0, of any number on the CPU. For plain decoders of Llama's kind, whose matrices are
-        copied into stacks; UnsupportedModelError for others, when the cache is made. None: on the CPU, where the model
-        is such a one and its matrices take up to 4 GiB.
+        copied into stacks; UnsupportedModelError for others, when the cache is made. None: where it is faster. That
+        is for such a model on a GPU with memory for another copy of its largest kind of matrices, and on the CPU if
+        its matrices take up to 4 GiB.
     speculation: `PromptLookup` or `DraftModel`: steps verify guessed tokens, which changes no token
         (docs/speculation.md).
 

@@ -1,8 +1,7 @@
 """A decode step as one op (`flashkernel.decode_step`): which models it computes, and how it takes their weights.
 
-Made by decode.py for `Engine(one_launch=True)`, and where an engine is not told on the CPU. The matrices of all layers
-are stacked, kind by kind, and the model's own become views of the stacks, so that prefill and larger batches read the
-same memory.
+Used by decode.py where that pays, and for `Engine(one_launch=True)`. The matrices of all layers are stacked, kind by
+kind, and the model's own become views of the stacks, so that prefill and larger batches read the same memory.
 """
 
 from __future__ import annotations
@@ -19,9 +18,12 @@ from .decoder_model import DecoderModel, _Layer, _Mlp
 from .errors import UnsupportedModelError
 from .model import Model, PagedBatch
 
-__all__ = ["OneLaunch", "matrices", "pays"]
+__all__ = ["OneLaunch", "matrices", "pays", "stack_layers"]
 
 MOST_ROWS = 8  # of a step on a GPU; more take the ops one by one
+# Tokens that all sequences of a step on a GPU may have together: of one kv head each multiprocessor attends to its part
+# of the keys alone, so that long caches are read faster by the ops one by one (lab/notebooks/decode_step.md).
+MOST_TOKENS = 8192
 # Of all matrices, on the CPU: what lies between the ops of a step takes milliseconds, which are nothing beside the time
 # that larger ones take, and these would be copied for it.
 MOST_BYTES = 4 << 30
@@ -62,11 +64,108 @@ def _why_not(model: Model) -> str | None:
     return next((why for why in (_why_not_layer(layer, model) for layer in model.layers) if why), None)
 
 
-def pays(model: Model, pool: fk.KvPagePool) -> bool:
-    """Whether an engine that is not told takes the op: on the CPU, where it computes the model and is faster."""
-    if model.arrays.asynchronous or pool.dtype != model.arrays.dtype or _why_not(model) is not None:
+def _why_not_gpu(model: DecoderModel) -> str | None:
+    """What the kernel of GPUs (src/cuda/decode_step/sm90a) does not take; None: nothing, or the model is on the CPU."""
+    if not model.arrays.asynchronous:
+        return None
+    import torch
+
+    if torch.cuda.get_device_capability(model.arrays.device) != (9, 0):
+        return "a GPU whose compute capability is not 9.0"
+    if model.arrays.dtype not in ("float16", "bfloat16"):
+        return "a model in float32"
+    if model.head_dim not in (64, 128):
+        return "heads of other than 64 or 128 elements"
+    if model.embedding.shape[1] % 32 or model.inner % 32:
+        return "a hidden size, or one of the MLP, that is no multiple of 32"
+    return None
+
+
+def pays(model: Model, cache_dtype: str) -> bool:
+    """Whether an engine that is not told takes the op: where it computes the model, and is faster."""
+    if cache_dtype != model.arrays.dtype or _why_not(model) is not None:
         return False
-    return sum(int(matrix.nbytes) for layer in matrices(model) for matrix in layer) <= MOST_BYTES
+    assert isinstance(model, DecoderModel)
+    if _why_not_gpu(model) is not None:
+        return False
+    if model.piled is not None:
+        return True
+    kinds = [[int(matrix.nbytes) for matrix in kind] for kind in zip(*_by_layer(model), strict=True)]
+    if not model.arrays.asynchronous:
+        return sum(map(sum, kinds)) <= MOST_BYTES
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(model.arrays.device)
+    return free >= 1.1 * max(map(sum, kinds))  # a kind's stack is there before its matrices are gone
+
+
+def _by_layer(model: DecoderModel) -> list[tuple[Any, ...]]:
+    return [
+        (layer.qkv_weight, layer.out_weight, layer.mlp.gate_up_weight, layer.mlp.down_weight)
+        for layer in model.layers
+        if isinstance(layer.mlp, _Mlp)
+    ]
+
+
+def stack_layers(model: Model, before: Model | None = None) -> None:
+    """Makes `model.piled`, if there is none: the weights as the op takes them, of which the model's own are views then.
+
+    before: a model whose stacks are taken where this one's matrices lie in them already.
+
+    Raises UnsupportedModelError for a model that the op does not compute.
+    """
+    why = _why_not(model)
+    if why is None:
+        assert isinstance(model, DecoderModel)
+        why = _why_not_gpu(model)
+    if why is not None:
+        raise UnsupportedModelError(f"generate: one_launch=True with {why}; a plain decoder of Llama's kind is needed")
+    assert isinstance(model, DecoderModel)
+    if model.piled is not None:
+        return
+    arrays, layers = model.arrays, model.layers
+    rope = layers[0].rope
+    assert rope is not None
+    if rope.inv_freq is None:  # prompts are turned by the same numbers from here on
+        rope.inv_freq = arrays.index(rope.frequencies().astype(np.float32), "float32")
+        rope.rounded = True
+    mlps: Sequence[Any] = [layer.mlp for layer in layers]
+    norms = [*(norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)), model.norm]
+    joined = arrays.joined([norm[None] for norm in norms], 0)  # in new memory
+    model.derived += [(joined[i], norm, 0.0) for i, norm in enumerate(norms)]
+    old = before.piled if isinstance(before, DecoderModel) and before.piled is not None else (None,) * 8
+    model.piled = (
+        model.embedding,
+        joined,
+        _stack(model, layers, "qkv_weight", old[2]),
+        _stack(model, layers, "out_weight", old[3]),
+        _stack(model, mlps, "gate_up_weight", old[4]),
+        _stack(model, mlps, "down_weight", old[5]),
+        model.lm_head,
+        rope.inv_freq,
+    )
+
+
+def _stack(model: DecoderModel, owners: Sequence[Any], name: str, before: Any) -> Any:
+    """The matrices of all layers as one array, of which they are views from here on: one by one, so that the memory of
+    each is free before the next one is copied. `before`: taken if the matrices lie in it.
+    """
+    places = {id(matrix): place for place, (_, matrix) in enumerate(model.stacked)}
+    first = getattr(owners[0], name)
+    shape = (len(owners), *first.shape)
+    del first
+    there = before is not None and tuple(before.shape) == shape
+    there = there and all(getattr(owner, name).data_ptr() == before[i].data_ptr() for i, owner in enumerate(owners))
+    whole = before if there else model.arrays.space(shape)
+    for i, owner in enumerate(owners):
+        matrix = getattr(owner, name)
+        if not there:
+            whole[i] = matrix
+        place = places.get(id(matrix))
+        if place is not None:
+            model.stacked[place] = model.stacked[place][0], whole[i]
+        setattr(owner, name, whole[i])
+    return whole
 
 
 def matrices(model: Model) -> list[Any]:
@@ -87,63 +186,25 @@ class OneLaunch:
     """
 
     def __init__(self, model: Model, pool: fk.KvPagePool):
-        why = _why_not(model)
-        if why is None and pool.dtype != model.arrays.dtype:
-            why = f"a cache of {pool.dtype}"
-        if why is not None:
+        if pool.dtype != model.arrays.dtype and _why_not(model) is None:
             raise UnsupportedModelError(
-                f"generate: one_launch=True with {why}; a plain decoder of Llama's kind is needed"
+                f"generate: one_launch=True with a cache of {pool.dtype}; one of the model's dtype is needed"
             )
-        assert isinstance(model, DecoderModel)
-        self.model, arrays, layers = model, model.arrays, model.layers
-        rope = layers[0].rope
+        stack_layers(model)
+        assert isinstance(model, DecoderModel) and model.piled is not None
+        self.model, arrays, rope = model, model.arrays, model.layers[0].rope
         assert rope is not None
-        if rope.inv_freq is None:  # prompts are turned by the same numbers from here on
-            rope.inv_freq = arrays.index(rope.frequencies().astype(np.float32), "float32")
-            rope.rounded = True
-        mlps: Sequence[Any] = [layer.mlp for layer in layers]
-        norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
-        if model.piled is None:  # else another cache's steps have piled them up
-            model.piled = (
-                model.embedding,
-                self._joined([*norms, model.norm]),
-                self._pile(layers, "qkv_weight"),
-                self._pile(layers, "out_weight"),
-                self._pile(mlps, "gate_up_weight"),
-                self._pile(mlps, "down_weight"),
-                model.lm_head,
-                rope.inv_freq,
-            )
         self._weights = model.piled
         self._pages = pool.k_layers(**arrays.pool_views), pool.v_layers(**arrays.pool_views)
         self._scale = model.scale * rope.factor**2  # of q and k each
 
-    def _joined(self, parts: Sequence[Any]) -> Any:
-        """Arrays of one shape as [parts, ...], in new memory."""
-        return self.model.arrays.joined([part[None] for part in parts], 0)
-
-    def _pile(self, owners: Sequence[Any], name: str) -> Any:
-        """The matrices of all layers as one array, of which they are views from here on: one by one, so that the memory
-        of each is free before the next one is copied.
+    def takes(self, rows: int, tokens: int = 0) -> bool:
+        """Whether it computes steps of so many rows, whose sequences have so many tokens together. Not where the
+        model's forward pass has been replaced.
         """
-        stacked = self.model.stacked
-        places = {id(matrix): place for place, (_, matrix) in enumerate(stacked)}
-        first = getattr(owners[0], name)
-        whole = self.model.arrays.space((len(owners), *first.shape))
-        del first
-        for i, owner in enumerate(owners):
-            matrix = getattr(owner, name)
-            whole[i] = matrix
-            place = places.get(id(matrix))
-            if place is not None:
-                stacked[place] = stacked[place][0], whole[i]
-            setattr(owner, name, whole[i])
-        return whole
-
-    def takes(self, rows: int) -> bool:
-        """Whether it computes steps of so many rows. Not where the model's forward pass has been replaced."""
-        replaced = getattr(self.model.forward, "__func__", None) is not DecoderModel.forward
-        return not replaced and (rows <= MOST_ROWS or not self.model.arrays.asynchronous)
+        if getattr(self.model.forward, "__func__", None) is not DecoderModel.forward:
+            return False
+        return not self.model.arrays.asynchronous or (rows <= MOST_ROWS and tokens <= MOST_TOKENS)
 
     def forward(self, batch: PagedBatch) -> Any:
         """Logits [rows, vocab] of one new token for each row; keys and values are written."""

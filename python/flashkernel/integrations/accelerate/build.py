@@ -1,9 +1,9 @@
 """The engine's model on the parameters of a stock one.
 
-Where the engine wants several parameters as one matrix (Q, K and V; gate and up), or with rows of zeros behind them, it
-makes that matrix once, and the parameters then lie in it: no second copy stays, and stock forward passes and training
-go on with the same numbers. Each parameter has a storage of its own size all the same (that of a tensor which came
-through DLPack), so that saving and copying see separate tensors.
+Where the engine wants several parameters as one matrix (Q, K and V; gate and up; a kind's matrices of all layers), or
+with rows of zeros behind them, it makes that matrix once, and the parameters then lie in it: no second copy stays, and
+stock forward passes and training go on with the same numbers. Each parameter has a storage of its own size all the same
+(that of a tensor which came through DLPack), so that saving and copying see separate tensors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 
 from ...generate.arrays import DTYPES, TorchArrays
 from ...generate.checkpoint import MemoryCheckpoint
-from ...generate.errors import CheckpointError
+from ...generate.errors import CheckpointError, UnsupportedModelError
 from ...generate.families import FAMILIES
 from ...generate.model import Model, build_model
+from ...generate.one_launch import pays, stack_layers
 from ...generate.rope_scaling import Rope
 from .protocol import SharesParameters
 from .supported import check_modules
@@ -83,8 +84,12 @@ def _one_place(model: Any) -> tuple[str, torch.device]:
     return dtype, weight.device
 
 
-def build(model: Any, before: Model | None = None) -> Model:
+def build(
+    model: Any, before: Model | None = None, *, one_launch: bool | None = None, kv_dtype: str | None = None
+) -> Model:
     """The engine's model; `before`: the one made last, whose matrices are taken where parameters still lie in them.
+
+    one_launch, kv_dtype: as `Engine` takes them; layers are stacked for the one where it is wanted, or pays.
 
     Nothing of `model` is changed where this raises.
 
@@ -122,6 +127,13 @@ def build(model: Any, before: Model | None = None) -> Model:
         )
     _check_numbers(model, inner)
     _take_frequencies(model, inner)
+    if one_launch is None:
+        one_launch = pays(inner, kv_dtype or dtype)
+    if one_launch:
+        try:
+            stack_layers(inner, before)
+        except UnsupportedModelError as error:
+            raise NotImplementedError(str(error).replace("generate:", "accelerate:", 1)) from error
     _repoint(parameters, inner)
     return inner
 

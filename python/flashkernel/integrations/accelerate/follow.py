@@ -116,18 +116,21 @@ class FollowingEngine(Engine):
     """
 
     def __init__(self, stock: Any, before: Engine | None = None, **options: Any):
-        if options.setdefault("one_launch", False):
-            raise NotImplementedError(
-                "accelerate: one_launch=True computes with copies of the parameters, which do not follow them; "
-                "leave it out"
-            )
         self._stock, self._given = stock, options
-        inner = build(stock, None if before is None else before.model)
-        super().__init__(inner, **options)
+        inner = self._build(None if before is None else before.model)
+        super().__init__(inner, **self._options_for(inner))
         self._watch: Watch | None = Watch(stock)
         self._stale = False  # whether pages may be of weights from before
         self._fingerprint: list[int] | None = None  # of the weights that kept pages were computed with
         self._looks_once, self._has_looked = False, False
+
+    def _build(self, before: Any) -> Any:
+        given = {name: self._given[name] for name in ("one_launch", "kv_dtype") if name in self._given}
+        return build(self._stock, before, **given)
+
+    def _options_for(self, inner: Any) -> dict[str, Any]:
+        """Layers that are not stacked by now stay apart: the parameters would not follow."""
+        return {**self._given, "one_launch": getattr(inner, "piled", None) is not None}
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -177,12 +180,12 @@ class FollowingEngine(Engine):
 
     def _rebuild(self, reason: str) -> None:
         try:
-            inner = build(self._stock, self.model)
+            inner = self._build(self.model)
         except NotImplementedError as error:
             text = str(error).removeprefix("accelerate: ")
             raise NotImplementedError(f"accelerate: the model changed ({reason}): {text}") from error
         self.model.arrays.wait()
         submitted = self._submitted
-        Engine.__init__(self, inner, **self._given)  # on another device the options have other defaults
+        Engine.__init__(self, inner, **self._options_for(inner))  # on another device the options have other defaults
         self._submitted = submitted
         self._watch, self._fingerprint, self._stale = Watch(self._stock), None, False

@@ -37,8 +37,8 @@ class SharesParameters(Protocol):
 
     @property
     def derived(self) -> list[tuple[Any, Any, float]]:
-        """(array, parameter, offset): the array, float32, is the parameter plus the offset, and is written anew when
-        the parameter changes; one that lies where the parameter does is the parameter itself.
+        """(array, parameter, offset): the array is the parameter plus the offset, and is written anew when the
+        parameter changes; one that lies where the parameter does is the parameter itself.
         """
 
     @property
