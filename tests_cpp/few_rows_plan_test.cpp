@@ -122,6 +122,19 @@ TEST(FewRowsPlan, ThresholdsAreWhereTheyAreNamed) {
   EXPECT_FALSE(stream(4, 132 * kStreamFrom / 2048, 2048, 4));
 }
 
+TEST(FewRowsPlan, TheOrderOfTheTilesHasABlockAMultiprocessor) {
+  const auto blocks = [](std::int64_t features) {
+    return plan_few_rows_by<FewRowsInOrderPlan>({1, features, 4096}, kH200).blocks;
+  };
+  EXPECT_EQ(blocks(128256), 132);
+  EXPECT_EQ(blocks(4096), 132);
+  EXPECT_EQ(blocks(1024), 128);  // of 8 features
+  EXPECT_EQ(blocks(1), 1);
+  EXPECT_TRUE(few_rows_plan::takes_in_order({64, 8, 64}));
+  EXPECT_FALSE(few_rows_plan::takes_in_order({1, 8, 72}));
+  EXPECT_FALSE(few_rows_plan::takes_in_order({1, 8, 64, false}));
+}
+
 TEST(FewRowsPlan, AForcedKernelHasAPlanWhereAnotherIsBetter) {
   for (const std::int64_t features : {8, 1000, 4096, 151936})
     for (const std::int64_t k : {32, 1024, 1280, 2048, 4096}) {

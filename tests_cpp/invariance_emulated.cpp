@@ -250,7 +250,7 @@ void check_rows(const char* what, DType dtype, std::int64_t all, std::int64_t co
 TEST(Invariance, Linear) {
   const InvariantScope scope;
   for (const DType dtype : kFloats)
-    for (const auto& [features, outputs] : {std::pair{776, 72}, std::pair{1032, 77}}) {
+    for (const auto& [features, outputs] : {std::pair{776, 72}, std::pair{1032, 77}, std::pair{1088, 616}}) {
       const TestTensor x = random("x", dtype, {70, features}, 1),
                        weight = random("weight", dtype, {outputs, features}, 2),
                        bias = random("bias", dtype, {outputs}, 3);

@@ -1,5 +1,5 @@
-// Which of the three kernels for few rows serves a call of linear, and how it is cut: a function of the call's shape
-// and of what the device runs at once, tested without a GPU. Measured on H200s: lab/notebooks/linear_few_rows.md.
+// Which of the kernels for few rows serves a call of linear, and how it is cut: a function of the call's shape and of
+// what the device runs at once, tested without a GPU. Measured on H200s: lab/notebooks/linear_few_rows.md.
 #pragma once
 
 #include <algorithm>
@@ -42,6 +42,11 @@ struct FewRowsBlocksPlan {
   bool line_pairs = false;
 };
 inline constexpr int kMostBlockFeatures = 128;
+
+/// in_order.cuh: as many blocks, which share the features evenly.
+struct FewRowsInOrderPlan {
+  int blocks = 0;
+};
 
 using FewRowsPlan = std::variant<FewRowsDirectPlan, FewRowsStreamPlan, FewRowsBlocksPlan>;
 
@@ -160,9 +165,17 @@ inline bool is_stream(const FewRowsExtent& p, int num_sms, const FewRowsBlocksPl
   return instead.splits <= 2 && weights >= least;
 }
 
+/// Whether in_order.cuh can run it.
+inline bool takes_in_order(const FewRowsExtent& p) { return p.k_major && p.k % kGemmTileK == 0; }
+
+/// Features are shared by eights.
+inline FewRowsInOrderPlan in_order(const FewRowsExtent& p, int num_sms) {
+  return {static_cast<int>(std::min<std::int64_t>(num_sms, ceil_div(p.features, 8)))};
+}
+
 }  // namespace few_rows_plan
 
-/// The best of the three kernels for the call.
+/// The best of the three kernels that add in orders of their own.
 inline FewRowsPlan plan_few_rows(const FewRowsExtent& p, const GemmDevice& device) {
   if (few_rows_plan::is_direct(p, device.num_sms)) return few_rows_plan::direct(p, device.num_sms);
   const FewRowsBlocksPlan blocks = few_rows_plan::blocks(p, device);
@@ -177,6 +190,8 @@ Kernel plan_few_rows_by(const FewRowsExtent& p, const GemmDevice& device) {
     return few_rows_plan::direct(p, device.num_sms);
   else if constexpr (std::is_same_v<Kernel, FewRowsStreamPlan>)
     return {device.num_sms};
+  else if constexpr (std::is_same_v<Kernel, FewRowsInOrderPlan>)
+    return few_rows_plan::in_order(p, device.num_sms);
   else
     return few_rows_plan::blocks(p, device);
 }
