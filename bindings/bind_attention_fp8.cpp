@@ -87,9 +87,10 @@ return_lse: also return the LSE, float32 [batch, heads_q, seq_q] or [heads_q, to
 out_dtype: "bfloat16", which is the default, or "float16".
 out: written in place and returned; q's shape with head_dim_v.
 
-Returns out, or (out, lse). There is no gradient. On 9.0, tensor cores of 8 bits serve head dims up to 256; they round the weights
-of keys to e4m3, whose error stands beside that of 16 bits in docs/low_precision.md. Other kernels widen elements first and round
-nothing more than attention of out's dtype does.
+Returns out, or (out, lse). There is no gradient. Every call goes to a kernel that widens elements first: its error is that of
+attention in out's dtype. Compute capability 9.0 also has a kernel on tensor cores of 8 bits, for head dims up to 256 without softcap
+and ALiBi. It runs only where it is forced (`force_kernels`), since it rounds the weights of keys to e4m3 and its sums are short:
+docs/low_precision.md has its errors.
 
 Source: Shah et al., FlashAttention-3 (2024), section 3.3.
 )doc" FK_DOC_COMMON R"doc(

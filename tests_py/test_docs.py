@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import subprocess
 import sys
@@ -40,6 +41,22 @@ def test_anchors_lead_somewhere():
             file = page.parent / target if target else page
             if file.suffix == ".md" and anchor not in links.slugs(file.read_text(encoding="utf-8")):
                 wrong.append(f"{page.relative_to(ROOT)} links to {target}#{anchor}")
+    assert not wrong, "\n".join(wrong)
+
+
+def tables_in_paragraphs(text):
+    """Lines at which a table begins right below a line of text: there it would be shown as text with bars."""
+    text = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL)
+    lines = [line.strip() for line in text.split("\n")]
+    pairs = enumerate(itertools.pairwise(lines), start=2)
+    return [at for at, (above, line) in pairs if line.startswith("|") and above and not above.startswith(("|", "<!--"))]
+
+
+def test_a_blank_line_comes_before_each_table():
+    assert tables_in_paragraphs("text\n| a | b |\n|---|---|") == [2]
+    assert not tables_in_paragraphs("text\n\n| a |\n|---|\n<!-- begin -->\n| a |\n```\nx\n| a |\n```\n")
+    pages = [*PAGES, *sorted((ROOT / "lab").rglob("*.md"))]
+    wrong = [f"{page.relative_to(ROOT)}:{at}" for page in pages for at in tables_in_paragraphs(page.read_text())]
     assert not wrong, "\n".join(wrong)
 
 

@@ -38,7 +38,8 @@ def torch_ops() -> set[str]:
     assert fkt.__all__  # which registers them
     prefix = "flashkernel::"
     schemas = torch._C._jit_get_all_schemas()
-    return {schema.name.removeprefix(prefix) for schema in schemas if schema.name.startswith(prefix)}
+    names = {schema.name.removeprefix(prefix) for schema in schemas if schema.name.startswith(prefix)}
+    return {name.removeprefix("dynamic_") for name in names}  # the same op, with tensors in the place of floats
 
 
 def triton_ops() -> set[str]:

@@ -214,6 +214,92 @@ def test_compile_keeps_the_longest_length_dynamic() -> None:
         assert counter.frame_count <= 2, call.__name__
 
 
+def number_cases() -> dict[str, Any]:
+    """Calls by (x, number): x is [1, 4, 6, 8]."""
+    kv, targets, rows = randn(1, 2, 6, 8), torch.arange(6), lambda x: x.reshape(-1, 8)[:6]
+    weight, bias, norm = randn(16, 8), randn(16), randn(8)
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32)
+    q, *paged = paged_arguments()
+    tables = cascade_tables()
+    latents = randn(4, 16, 24, grad=False)
+
+    def eight_bits(x: Any, *scales: Any, **options: Any) -> Any:
+        x = torch.cat([x, x], -1).detach().to(torch.float8_e4m3fn)
+        return fkt.attention_fp8(x, x, x, *scales, **options)
+
+    def varlen(x: Any, **options: Any) -> Any:
+        x = x[0].transpose(0, 1).contiguous()
+        return fkt.attention_varlen(x, x, x, starts, starts, 4, 4, **options)
+
+    def loss(x: Any, **options: Any) -> Any:
+        return fkt.linear_cross_entropy(rows(x), weight, targets, bias, **options)
+
+    def log_prob(x: Any, **options: Any) -> Any:
+        return fkt.linear_selected_log_prob(rows(x), weight, targets, bias, **options)
+
+    def latent(scale: Any, **options: Any) -> Any:
+        return fkt.attention_mla_decode(randn(2, 4, 1, 24, grad=False) * 0 + 1, latents, *paged[2:], scale, **options)
+
+    attend = lambda x, **options: fkt.attention(x, kv, kv, **options)
+    of_pages = lambda **options: fkt.attention_paged(q, *paged, **options)
+    shared = lambda **options: fkt.attention_cascade(q, *paged[:2], *tables, **options)
+    return {
+        "attention window int": lambda x, n: attend(x, window=(n, 0)),
+        "attention both sides int": lambda x, n: attend(x, window=(n, n)),
+        "attention scale": lambda x, s: attend(x, scale=s),
+        "attention softcap": lambda x, s: attend(x, softcap=s),
+        "attention scale and softcap": lambda x, s: attend(x, softcap=s, scale=s / 2),
+        "attention_varlen window int": lambda x, n: varlen(x, window=(n, 0)),
+        "attention_varlen scale": lambda x, s: varlen(x, scale=s),
+        "attention_paged window int": lambda x, n: of_pages(window=(n, 0)),
+        "attention_paged softcap": lambda x, s: of_pages(softcap=s),
+        "attention_cascade scale": lambda x, s: shared(scale=s),
+        "attention_fp8 window int": lambda x, n: eight_bits(x, window=(n, 0)),
+        "attention_fp8 scale": lambda x, s: eight_bits(x, scale=s),
+        "attention_fp8 q_scale": lambda x, s: eight_bits(x, s, None, 0.5),
+        "attention_mla_decode scale": lambda x, s: latent(s, head_dim_v=16),
+        "attention_mla_decode head_dim_v int": lambda x, n: latent(0.2, head_dim_v=n),
+        "cross_entropy ignore_index int": lambda x, n: fkt.cross_entropy(rows(x), targets, ignore_index=n),
+        "cross_entropy label_smoothing": lambda x, s: fkt.cross_entropy(rows(x), targets, label_smoothing=s),
+        "linear_cross_entropy ignore_index int": lambda x, n: loss(x, ignore_index=n),
+        "linear_cross_entropy z_loss": lambda x, s: loss(x, z_loss=s),
+        "linear_cross_entropy softcap": lambda x, s: loss(x, softcap=s),
+        "linear_cross_entropy at once": lambda x, s: loss(x, label_smoothing=s, recompute=False),
+        "linear_cross_entropy at once int": lambda x, n: loss(x, ignore_index=n, recompute=False),
+        "linear_selected_log_prob ignore_index int": lambda x, n: log_prob(x, ignore_index=n),
+        "linear_selected_log_prob temperature": lambda x, s: log_prob(x, temperature=s),
+        "rms_norm eps": lambda x, s: fkt.rms_norm(x, norm, eps=s),
+        "layer_norm weight_offset": lambda x, s: fkt.layer_norm(x, norm, weight_offset=s),
+        "fused_linear eps": lambda x, s: fkt.fused_linear(x, weight, norm_weight=norm, eps=s),
+        "rope theta": lambda x, s: fkt.rope(x, theta=s),
+        "rope rotary_dim int": lambda x, n: fkt.rope(x, rotary_dim=2 * (n // 2)),
+        "scaled_dot_product_attention scale": lambda x, s: fkt.scaled_dot_product_attention(x, x, x, scale=s),
+    }
+
+
+@pytest.mark.parametrize("name", number_cases())
+def test_compile_keeps_numbers_dynamic(name: str) -> None:
+    """Another value of a number compiles nothing anew: there is a graph for the first one, and one for all others."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+    from torch.fx.experimental import symbolic_shapes
+
+    whole = name.endswith(" int")
+    if not whole and not hasattr(symbolic_shapes, "has_static_value"):
+        pytest.skip("torch before 2.9 has a graph for each float")
+    call = number_cases()[name]
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for number in (2, 3, 4, 5, 7) if whole else (0.5, 0.3, 0.7, 0.9, 0.8):
+        x = randn(1, 4, 6, 8)
+        got, expected = compiled(x, number), call(x, number)
+        torch.testing.assert_close(got, expected)
+        if expected.requires_grad:
+            grads = (torch.autograd.grad(out.float().square().sum(), x) for out in (got, expected))
+            torch.testing.assert_close(*grads)
+    assert counter.frame_count <= 2
+
+
 def test_fake_tensors_are_not_touched() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -12,10 +12,10 @@ from flashkernel.attention_options import AttentionOptions
 __all__ = ["DENSE", "NUM_DENSE", "NUM_VARLEN", "VARLEN", "from_schema", "to_dense_schema", "to_schema"]
 
 VARLEN = (
-    "Tensor? alibi_slopes, Tensor? sinks, bool causal, int window_left, int window_right, float softcap, float? scale, "
-    "str alibi"
+    "Tensor? alibi_slopes, Tensor? sinks, bool causal, SymInt window_left, SymInt window_right, float softcap, "
+    "float? scale, str alibi"
 )
-DENSE = f"Tensor? bias, Tensor? mask, Tensor? block_mask, {VARLEN}, int block_size_q, int block_size_k"
+DENSE = f"Tensor? bias, Tensor? mask, Tensor? block_mask, {VARLEN}, SymInt block_size_q, SymInt block_size_k"
 NUM_VARLEN = VARLEN.count(",") + 1
 NUM_DENSE = DENSE.count(",") + 1
 

@@ -6,6 +6,7 @@ their device, and returns new tensors that alias none of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "empty",
     "like",
     "no_second_derivative",
+    "one_number",
     "refuse_gradient",
     "refuse_tangents",
     "refuse_transforms",
@@ -39,10 +41,47 @@ def define(
     constants: tuple[str, ...] = (),
 ) -> Any:
     """Registers `flashkernel::<schema>` for the CPU and CUDA and returns a function that calls it, also under
-    torch.func's transforms.
+    torch.func's transforms. An op with floats is registered a second time, as `dynamic_<name>` (below).
 
     constants: tensors that `backward` has no gradient for; where one is asked for, the call is refused.
     """
+    op, setup = _register(schema, kernel, fake, backward, setup_context, constants)
+    name, floats = schema.split("(", 1)[0], _floats(op)
+    function = None if backward is None else _function(name, op, backward, setup)
+    dynamic: Any = None
+    if floats:
+        widened = _of_float_tensors(kernel, op, floats)
+        dynamic, _ = _register(_float_tensors(schema), widened, fake, backward, setup_context, constants)
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            if floats and _any_dynamic(args, floats):
+                return dynamic(*_as_tensors(args, floats))
+            return op(*args)
+        if function is None:
+            refuse_transforms(name, *args)
+            return op(*args)
+        if forward_ad._current_level >= 0:
+            refuse_tangents(name, *args)
+        for place in floats:  # a gradient of `dynamic`, while torch's compiler traces it
+            if place < len(args) and isinstance(args[place], torch.Tensor):
+                return dynamic(*_as_tensors(args, floats))
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return op(*args)
+        return function.apply(*args)
+
+    return call
+
+
+def _register(
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any] | None,
+    setup_context: Callable[..., Any] | None,
+    constants: tuple[str, ...],
+) -> tuple[Any, Any]:
+    """The op of a schema, and its setup_context, which refuses gradients of constants."""
     name = schema.split("(", 1)[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     for key in ("CPU", "CUDA"):
@@ -56,21 +95,63 @@ def define(
     else:
         lib: Any = _RefusingTangents(name)
         torch.library.register_autograd(f"flashkernel::{name}", backward, setup_context=setup_context, lib=lib)
-    function = None if backward is None else _function(name, op, backward, setup_context)
+    return op, setup_context
 
-    def call(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return op(*args)
-        if function is None:
-            refuse_transforms(name, *args)
-            return op(*args)
-        if forward_ad._current_level >= 0:
-            refuse_tangents(name, *args)
-        if torch._C._functorch.peek_interpreter_stack() is None:
-            return op(*args)
-        return function.apply(*args)
 
-    return call
+# --- numbers that change between the calls of a compiled function
+#
+# torch's compiler makes one graph for the first value of a Python float, and one for all others, which reads the float
+# from a tensor. An argument `float` of an op would force the compiler back to a graph for each value. So an op that has
+# one is registered a second time, as `dynamic_<name>`, with a tensor on the CPU for each float. A compiled call takes
+# that op where one of its floats may change. Integers that may change are `SymInt` in the schemas.
+
+
+def _floats(op: Any) -> tuple[int, ...]:
+    """Which arguments are `float` or `float?`."""
+    kinds = ("float", "Optional[float]")
+    return tuple(i for i, argument in enumerate(op._schema.arguments) if str(argument.type) in kinds)
+
+
+def _float_tensors(schema: str) -> str:
+    """The schema of `dynamic_<name>`: with a tensor for each float, which None stands for where it has a default."""
+    schema = re.sub(r"\bfloat (\w+)=[^,)]+", r"Tensor? \1=None", f"dynamic_{schema}")
+    return re.sub(r"\bfloat(\??) ", r"Tensor\1 ", schema)
+
+
+def _of_float_tensors(kernel: Callable[..., Any], op: Any, floats: tuple[int, ...]) -> Callable[..., Any]:
+    """The kernel of `dynamic_<name>`."""
+    fill = [op._schema.arguments[place].default_value for place in floats]
+
+    def of_float_tensors(*args: Any) -> Any:
+        given = list(args)
+        for place, default in zip(floats, fill, strict=True):
+            if place < len(given):
+                given[place] = default if given[place] is None else given[place].item()
+        return kernel(*given)
+
+    return of_float_tensors
+
+
+def _any_dynamic(args: tuple[Any, ...], floats: tuple[int, ...]) -> bool:
+    """Under torch's compiler: whether a float among the arguments stands for any value."""
+    from torch.fx.experimental import symbolic_shapes
+
+    if not hasattr(symbolic_shapes, "has_static_value"):
+        return False  # torch before 2.9
+    for place in floats:
+        number = args[place] if place < len(args) else None
+        if isinstance(number, torch.Tensor) or (number is not None and not symbolic_shapes.has_static_value(number)):
+            return True
+    return False
+
+
+def _as_tensors(args: tuple[Any, ...], floats: tuple[int, ...]) -> list[Any]:
+    given = list(args)
+    for place in floats:
+        if place < len(given) and given[place] is not None and not isinstance(given[place], torch.Tensor):
+            # A product: that is what the compiler can turn into one of tensors. It is exact.
+            given[place] = torch.ones((), dtype=torch.float64, device="cpu") * given[place]
+    return given
 
 
 class _RefusingTangents:
@@ -84,6 +165,13 @@ class _RefusingTangents:
 
     def impl(self, op_name: Any, kernel: Callable[..., Any], key: str, **options: Any) -> None:
         LIBRARY.impl(op_name, _refusing(self._name, kernel), key, **options)
+
+
+def one_number(number: float, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of float32 beside `like`; under torch's compiler of any value."""
+    if torch.compiler.is_compiling():
+        return torch.ones((), dtype=torch.float32, device=like.device) * number
+    return torch.full((), number, dtype=torch.float32, device=like.device)
 
 
 def _refusing_gradients(

@@ -135,7 +135,7 @@ def _grad(ctx: Any, grad: Any, *_: Any) -> Any:
 
 
 linear_loss_at_once = define(
-    "linear_cross_entropy_at_once(Tensor x, Tensor weight, Tensor targets, Tensor? bias, int ignore_index, "
+    "linear_cross_entropy_at_once(Tensor x, Tensor weight, Tensor targets, Tensor? bias, SymInt ignore_index, "
     "float label_smoothing, str reduction, bool need_x, bool need_weight, bool need_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _kernel,

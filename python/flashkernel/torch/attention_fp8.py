@@ -8,7 +8,7 @@ import torch
 
 import flashkernel as fk
 
-from ._library import define, direct, refuse_gradient
+from ._library import define, direct, one_number, refuse_gradient
 from .attention import attention, attention_varlen
 
 __all__ = ["attention_fp8"]
@@ -55,9 +55,9 @@ _NO_GRADIENT = (
 )
 _float8 = define(
     "attention_fp8(Tensor q, Tensor k, Tensor v, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool causal, int left, "
-    "int right, float softcap, float? scale, Tensor? alibi_slopes, str alibi, Tensor? sinks, Tensor? seqused_q, "
-    "Tensor? seqused_k, ScalarType out_dtype) -> (Tensor, Tensor)",
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool causal, "
+    "SymInt left, SymInt right, float softcap, float? scale, Tensor? alibi_slopes, str alibi, Tensor? sinks, "
+    "Tensor? seqused_q, Tensor? seqused_k, ScalarType out_dtype) -> (Tensor, Tensor)",
     _kernel,
     _fake,
     backward=refuse_gradient(_NO_GRADIENT),
@@ -67,7 +67,7 @@ _float8 = define(
 def _tensor(scale: _Scale, like: torch.Tensor) -> torch.Tensor | None:
     if scale is None or isinstance(scale, torch.Tensor):
         return scale
-    return torch.full((), scale, dtype=torch.float32, device=like.device)
+    return one_number(scale, like)
 
 
 def _numbers(x: torch.Tensor, scale: _Scale, heads_kv: int, starts: torch.Tensor | None, dtype: Any) -> torch.Tensor:

@@ -314,7 +314,7 @@ def _append_fake(k: Any, v: Any, *others: Any) -> Any:
 
 _append = define(
     "kv_append(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor slots, Tensor(c!)? k_scales, "
-    "Tensor(d!)? v_scales, str? kv_dtype, Tensor? positions, float theta, int? rotary_dim, bool interleaved, "
+    "Tensor(d!)? v_scales, str? kv_dtype, Tensor? positions, float theta, SymInt? rotary_dim, bool interleaved, "
     "Tensor? inv_freq, Tensor? q, Tensor? cos=None, Tensor? sin=None, Tensor? q_norm=None, Tensor? k_norm=None, "
     "float norm_eps=1e-6) -> Tensor",
     _append_kernel,

@@ -16,9 +16,9 @@ from ._linear_loss_at_once import linear_loss_at_once, serves, why_not
 __all__ = ["LinearCrossEntropyLoss", "linear_cross_entropy", "linear_selected_log_prob"]
 
 Reduction = Literal["none", "sum", "mean"]
-_LOSS = "int ignore_index, float label_smoothing, float z_loss, float softcap, str reduction"
+_LOSS = "SymInt ignore_index, float label_smoothing, float z_loss, float softcap, str reduction"
 _NEEDS = "ScalarType? bias_dtype, bool float32_weight, bool need_x, bool need_weight, bool need_bias"
-_LOG_PROB = "float softcap, float temperature, int ignore_index"
+_LOG_PROB = "float softcap, float temperature, SymInt ignore_index"
 
 
 def _options(

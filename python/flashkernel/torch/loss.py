@@ -13,7 +13,7 @@ from ._library import define, dense, direct, no_second_derivative
 __all__ = ["cross_entropy"]
 
 Reduction = Literal["none", "sum", "mean"]
-_OPTIONS = "int ignore_index, float label_smoothing, str reduction"
+_OPTIONS = "SymInt ignore_index, float label_smoothing, str reduction"
 
 
 def _kernel(logits: Any, targets: Any, ignore_index: int, label_smoothing: float, reduction: Reduction) -> Any:

@@ -8,7 +8,7 @@ import torch
 
 import flashkernel as fk
 
-from ._library import define, direct, empty, refuse_gradient
+from ._library import define, direct, empty, one_number, refuse_gradient
 
 __all__ = ["attention_mla_decode", "latent_append"]
 
@@ -55,7 +55,7 @@ _NO_GRADIENT = (
 )
 _mla = define(
     "attention_mla_decode(Tensor q, Tensor latent_pages, Tensor block_table, Tensor seq_lens, float scale, "
-    "Tensor? latent_scale, int head_dim_v, bool causal) -> (Tensor, Tensor)",
+    "Tensor? latent_scale, SymInt head_dim_v, bool causal) -> (Tensor, Tensor)",
     _kernel,
     _fake,
     backward=refuse_gradient(_NO_GRADIENT),
@@ -154,7 +154,7 @@ def attention_mla_decode(
 
 def _one(scale: torch.Tensor | float | None, like: torch.Tensor) -> torch.Tensor | None:
     """A scale as the ops of torch take it."""
-    return like.new_full((), scale, dtype=torch.float32) if isinstance(scale, float | int) else scale
+    return one_number(scale, like) if isinstance(scale, float | int) else scale
 
 
 def _append_kernel(latent: Any, key: Any, latent_pages: Any, slots: Any, latent_scale: Any) -> Any:

@@ -73,7 +73,7 @@ def _rope_grad(ctx: Any, grad_q: Any, grad_k: Any) -> Any:
 
 
 _rope = define(
-    "rope(Tensor q, Tensor? k, Tensor? positions, Tensor? inv_freq, float theta, int? rotary_dim, bool "
+    "rope(Tensor q, Tensor? k, Tensor? positions, Tensor? inv_freq, float theta, SymInt? rotary_dim, bool "
     "interleaved, bool inverse) -> (Tensor, Tensor)",
     _rope_kernel,
     _fake,

@@ -19,16 +19,17 @@ namespace flashkernel::cuda::decode_step {
 
 enum class Opcode : std::int32_t { kQkv, kAttention, kOut, kGateUp, kDown, kHead };
 
-inline constexpr int kMostRows = 8;                // of a step: the columns of a tile of m16n8k16
-inline constexpr int kUnitRows = 8;                // rows of a matrix in a unit
-inline constexpr int kPartK = 2048;                // of k: what a slot of the ring holds of a row, and x at a time
-inline constexpr int kSlotRows = 4;                // of a matrix: half a unit
-inline constexpr int kGroupUnits = 2;              // units that are multiplied together: the 16 rows of a tile
-inline constexpr int kSlots = 11;                  // of the ring
-inline constexpr int kRowPitch = kPartK * 2 + 16;  // bytes; 16 more than whole lines, so that 8 rows meet no bank twice
-inline constexpr int kSlotBytes = kSlotRows * kRowPitch;
-inline constexpr int kMostParts = 16;   // of the keys of a sequence
-inline constexpr int kLeastKeys = 256;  // of a part, unless the sequence has fewer
+inline constexpr int kMostRows = 8;    // of a step: the columns of a tile of m16n8k16
+inline constexpr int kUnitRows = 8;    // rows of a matrix in a unit
+inline constexpr int kPartK = 2048;    // of k: what a slot of the ring holds of a row, and x at a time
+inline constexpr int kSlotRows = 4;    // of a matrix: half a unit
+inline constexpr int kGroupUnits = 2;  // units that are multiplied together: the 16 rows of a tile
+inline constexpr int kSlots = 11;      // of the ring
+inline constexpr int kLineK = 64;      // of k: a line of shared memory, 128 bytes
+inline constexpr int kSlotBytes = kSlotRows * kPartK * 2;
+inline constexpr int kXPitch = kPartK * 2 + 64;  // bytes of a line of x; so that two of them meet no bank twice
+inline constexpr int kMostParts = 16;            // of the keys of a sequence
+inline constexpr int kLeastKeys = 256;           // of a part, unless the sequence has fewer
 
 /// The sizes that lists are made of.
 struct Geometry {

@@ -1,5 +1,6 @@
-// The end of a product whose k was cut into parts: their sums meet in the order of k, then the epilogue. Launched by
-// sm80/gemm.cuh and sm90a/gemm.cuh.
+// Adds the partial products of a linear whose k was cut into parts, in the order of k, and applies the epilogue. The
+// kernels of linear/tiles/sm80/gemm.cuh and linear/tiles/sm90a/gemm.cuh write the parts to the workspace and launch
+// this kernel after them.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ inline unsigned grid(std::int64_t m, std::int64_t stride) {
   return static_cast<unsigned>((m * (stride / 4) + kThreads - 1) / kThreads);
 }
 
-/// Four columns a thread. partial: [parts, m, stride], stride a multiple of 4 columns and not below n.
+/// A thread has four columns of a row. partial: [parts, m, stride], stride a multiple of 4 columns and not below n.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     kernel(const LinearEpilogue e, const float* partial, int parts, int m, int n, std::int64_t stride) {

@@ -17,11 +17,13 @@
 
 namespace flashkernel::cuda::decode_step {
 
-inline constexpr int kWarps = 8, kConsumers = kWarps * kWarp;  // that compute; one of the warpgroup behind them copies
-inline constexpr int kThreads = kConsumers + 4 * kWarp;
-inline constexpr int kComputeRegisters = 216, kCopyRegisters = 72;  // of a thread: 64512 in all, as at 168 each
+inline constexpr int kWarps = 8, kConsumers = kWarps * kWarp;  // that multiply and attend
+inline constexpr int kFirstFinisher = kConsumers, kFinishers = 3 * kWarp;
+inline constexpr int kThreads = kConsumers + kFinishers + kWarp;     // the last warp copies
+inline constexpr int kComputeRegisters = 208, kOtherRegisters = 88;  // of a thread: 64512 in all, as at 168 each
+inline constexpr int kMails = 2;          // of sums between those who multiply and those who finish
 inline constexpr int kCounterStride = 8;  // ints from counter to counter: each has a sector of L2 to itself
-inline constexpr int kHeadsAtOnce = 4;    // of queries that share a kv head
+inline constexpr int kHeadsAtOnce = 8;    // of queries that share a kv head: the rows of half a tile
 inline constexpr int kMostHeadDim = 128;
 inline constexpr std::int64_t kMostWaitNs = 2'000'000'000;
 
@@ -40,24 +42,28 @@ struct Run {
 struct Shared {
   alignas(128) unsigned char ring[kSlots * kSlotBytes];
   union {
-    alignas(16) unsigned char x[kMostRows * kRowPitch];  // lines of a part of k: see Activations
-    struct {
-      float values[kWarps][kHeadsAtOnce * kMostHeadDim];
-      float2 most_and_sum[kWarps][kHeadsAtOnce];
+    alignas(16) unsigned char x[kMostRows * kXPitch];  // lines of a part of k: see Activations
+    union {
+      alignas(16) unsigned char rows[32768];  // of keys, and behind them of values
+      float values[4608];                     // sums of the warps
     } attention;
   };
-  alignas(16) float sums[2][kGroupUnits][kWarps][kUnitRows * kMostRows];  // of products, by the warps that split k
-  float2 turns[kMostRows][kMostHeadDim / 2];                              // cosine and sine of each row and pair
+  float2 most_and_sum[kWarps][kHeadsAtOnce];                                   // of the scores of a warp's keys
+  alignas(16) float sums[kMails][kGroupUnits][kWarps][kUnitRows * kMostRows];  // of products, by the warps that split k
+  float2 turns[kMostRows][kMostHeadDim / 2];                                   // cosine and sine of each row and pair
   alignas(16) float squares[kMostRows][kWarps];
   int lengths[kMostRows], parts[kMostRows];  // of each row's keys
-  alignas(8) std::uint64_t full[kSlots], empty[kSlots];
+  int slots[kMostRows];                      // where each row's new token goes; negative: nowhere
+  alignas(8) std::uint64_t full[kSlots], empty[kSlots], mail_full[kMails], mail_empty[kMails];
 };
 
-/// All threads that compute.
+/// All threads that multiply and attend, or all that finish.
 __device__ inline void meet() { ptx::barrier_sync(1, kConsumers); }
+__device__ inline void finishers_meet() { ptx::barrier_sync(2, kFinishers); }
 
+/// By the first thread of those that multiply, or of those that finish.
 __device__ inline void note(const Run& run, int phase, int what) {
-  if (run.p.timeline && threadIdx.x == 0 && blockIdx.x < run.p.timeline_blocks)
+  if (run.p.timeline && threadIdx.x % kFirstFinisher == 0 && blockIdx.x < run.p.timeline_blocks)
     run.p.timeline[(static_cast<std::int64_t>(blockIdx.x) * run.g.phases() + phase) * 4 + what] =
         ptx::global_nanoseconds();
 }
@@ -79,12 +85,10 @@ __device__ inline void wait_for(const Run& run, const Instruction& ins, int phas
   note(run, phase, 1);
 }
 
-/// Tells the others that this block's part is written.
+/// Tells the others that this block's part is written, which all of its writers have said by meeting.
 __device__ inline void raise(const Run& run, const Instruction& ins, int phase) {
-  if (run.chained && ins.raise >= 0) {
-    meet();
-    if (threadIdx.x == 0) ptx::fetch_add_release(run.counters + ins.raise * kCounterStride, 1);
-  }
+  if (run.chained && ins.raise >= 0 && threadIdx.x % kFirstFinisher == 0)
+    ptx::fetch_add_release(run.counters + ins.raise * kCounterStride, 1);
   note(run, phase, 3);
 }
 
@@ -122,6 +126,12 @@ __device__ inline void widen_two(float& low, float& high, std::uint32_t two) {
     low = to_float(halves.values[0]);
     high = to_float(halves.values[1]);
   }
+}
+template <class T>
+__device__ inline std::uint32_t narrow_two(float low, float high) {
+  const float values[2] = {low, high};
+  const Packed<T, 2> two = pack_vector<T>(values);
+  return reinterpret_cast<const std::uint32_t&>(two);
 }
 template <class T>
 __device__ inline void widen(float (&values)[8], const uint4& eight) {

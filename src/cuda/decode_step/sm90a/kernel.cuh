@@ -3,14 +3,16 @@
 // One block a multiprocessor, all of them on the GPU at once, each with a list of instructions (cuda/decode_step/
 // list.hpp). A list names what a block computes, which counter it waits for before that, and which one it raises
 // afterwards. One warp copies weights and nothing else: it walks the same list without waiting for any counter, as far
-// ahead as the ring lets it, so that memory is read while the others wait for each other. Eight warps compute. A slot
-// has 2048 elements of each of 4 rows of a matrix; two units of 8 rows are a tile, whose k the warps share.
+// ahead as the ring lets it, so that memory is read while the others wait for each other. Eight warps multiply and
+// attend; three make of the products what the phase leaves. A slot has 2048 elements of each of 4 rows of a matrix; two
+// units of 8 rows are a tile, whose k the warps share.
 //
 // Launched without `chained`, a launch is one phase, its blocks wait for nobody, and the order of launches takes the
 // counters' place: the same lists, one launch an instruction.
 #pragma once
 
 #include "cuda/decode_step/sm90a/attention.cuh"
+#include "cuda/decode_step/sm90a/finish.cuh"
 #include "cuda/decode_step/sm90a/linear.cuh"
 #include "cuda/pipeline/departure.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -73,7 +75,7 @@ __device__ inline void produce(const Run& run, Shared& shared) {
     }
     __syncwarp();
     if (lane < kSlotRows)
-      ptx::bulk_load(ptx::shared_address(shared.ring + slot * kSlotBytes + lane * kRowPitch), slots.row<T>(lane),
+      ptx::bulk_load(ptx::shared_address(shared.ring + slot * kSlotBytes + lane * kPartK * 2), slots.row<T>(lane),
                      slots.row_bytes(), full, ptx::kL2EvictFirst);
   }
 }
@@ -107,25 +109,46 @@ static __device__ __noinline__ void look_at_row(const Run& run, Shared& shared, 
   if (threadIdx.x % kWarp != 0) return;
   shared.lengths[row] = good ? static_cast<int>(length) : -1;
   shared.parts[row] = good ? parts_of(run.g, static_cast<int>(length)) : 0;
+  const std::int64_t slot = p.slots[row];
+  shared.slots[row] = slot < p.num_pages * p.page_size ? static_cast<int>(slot) : -1;
 }
 
-/// The warps that compute.
+/// The warps that multiply and attend.
 template <class T, int D>
 __device__ inline void compute(const Run& run, Shared& shared) {
   if (run.first_phase == 0 && instruction_of(run.g, static_cast<int>(blockIdx.x), 0).count > 0) look_up<T>(run);
   Ring<kSlots> ring;
-  int exchange = 0;
+  Ring<kMails> mails;
   for (int phase = run.first_phase; phase < run.last_phase; ++phase) {
     const Instruction ins = instruction_of(run.g, static_cast<int>(blockIdx.x), phase);
     if (ins.count == 0) continue;
-    if (ins.op == Opcode::kAttention)
-      attention<T, D>(run, ins, phase, shared);
-    else
-      linear<T, D>(run, ins, phase, ring, exchange, shared);
+    if (ins.op != Opcode::kAttention) {
+      linear<T, D>(run, ins, phase, ring, mails, shared);
+      continue;
+    }
+    attention<T, D>(run, ins, phase, shared);
+    meet();
     raise(run, ins, phase);
   }
+  ptx::barrier_arrive(3, kConsumers + kFinishers);
+}
+
+/// The warps that finish what compute() multiplies. They leave the counters for the block, after all have used them.
+template <class T, int D>
+__device__ inline void finish(const Run& run, Shared& shared) {
+  Ring<kMails> mails;
+  for (int phase = run.first_phase; phase < run.last_phase; ++phase) {
+    const Instruction ins = instruction_of(run.g, static_cast<int>(blockIdx.x), phase);
+    if (ins.count == 0 || ins.op == Opcode::kAttention) continue;
+    Finish<T, D> sums(run, ins, shared);
+#pragma unroll 1
+    for (int group = 0; group < ins.count; group += kGroupUnits) sums.take(group, mails, shared);
+    finishers_meet();
+    raise(run, ins, phase);
+  }
+  ptx::barrier_sync(3, kConsumers + kFinishers);
   if (!run.chained) return;
-  Departure leaving(run.counters, run.g.phases() * kCounterStride);
+  Departure leaving(run.counters, run.g.phases() * kCounterStride, kFirstFinisher);
   leaving.announce();
   leaving.finish();
 }
@@ -139,6 +162,10 @@ __global__ void __launch_bounds__(kThreads, 1) decode_step_kernel(const __grid_c
       ptx::mbarrier_init(ptx::shared_address(&shared.full[slot]), 1);
       ptx::mbarrier_init(ptx::shared_address(&shared.empty[slot]), kWarps);
     }
+    for (int mail = 0; mail < kMails; ++mail) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.mail_full[mail]), kWarps);
+      ptx::mbarrier_init(ptx::shared_address(&shared.mail_empty[mail]), kFinishers / kWarp);
+    }
     ptx::fence_mbarrier_init();
   }
   for (int at = static_cast<int>(threadIdx.x); at < run.g.rows * D / 2; at += kThreads) {
@@ -150,13 +177,16 @@ __global__ void __launch_bounds__(kThreads, 1) decode_step_kernel(const __grid_c
     look_at_row(run, shared, static_cast<int>(threadIdx.x) / kWarp);
   __syncthreads();
   const int warp = static_cast<int>(__shfl_sync(kFullMask, threadIdx.x / kWarp, 0));
-  if (warp >= kWarps) {
-    ptx::decrease_registers<kCopyRegisters>();
-    if (warp == kWarps) produce<T>(run, shared);
-  } else {
+  if (warp < kWarps) {
     ptx::increase_registers<kComputeRegisters>();
     compute<T, D>(run, shared);
+    return;
   }
+  ptx::decrease_registers<kOtherRegisters>();
+  if (warp < kWarps + kFinishers / kWarp)
+    finish<T, D>(run, shared);
+  else
+    produce<T>(run, shared);
 }
 
 }  // namespace flashkernel::cuda::decode_step

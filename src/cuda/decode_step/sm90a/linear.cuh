@@ -1,10 +1,14 @@
-// The matrix instructions of the decode step: the rows of a matrix that come through the ring times up to 8 rows of x,
-// and what is made of the sums (RoPE and the append, SwiGLU, the residual, logits). See kernel.cuh.
+// The matrix instructions of the decode step: the rows of a matrix that come through the ring times up to 8 rows of x.
+// See kernel.cuh.
 //
-// Two units of 8 rows of the matrix are the left operand of m16n8k16, rows of x are the right one; both come by
-// ldmatrix. The 8 warps take steps of 16 k in turn, and add their sums through shared memory, in the order of the
-// warps: then each thread has one sum to finish. The weights of the next two units lie in registers before that, and
-// those of the first ones before the wait for the phase before.
+// Two units of 8 rows of the matrix are the left operand of m16n8k16, rows of x are the right one. The 8 warps take
+// lines of 64 k in turn, and leave their sums in shared memory for the warps that finish them (finish.cuh). The weights
+// of the next two units are brought to registers while those do, and the weights of a phase's first two before the wait
+// for the phase before.
+//
+// A lane loads 8 neighbouring elements of a row at once, and takes them for what it has of two steps: k is permuted
+// within 32, in both operands alike. So rows of weights may lie at multiples of 128 bytes, where copies are fastest: of
+// two rows that are loaded together one begins with the upper half of its line.
 #pragma once
 
 #include "cuda/decode_step/sm90a/block.cuh"
@@ -14,9 +18,9 @@
 
 namespace flashkernel::cuda::decode_step {
 
-inline constexpr int kStep = 16;                            // of k: a matrix instruction
-inline constexpr int kWarpSteps = kPartK / kStep / kWarps;  // of a warp in a part: 16
-inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr int kStep = 16;                             // of k: a matrix instruction
+inline constexpr int kWarpSteps = kPartK / kStep / kWarps;   // of a warp in a part: 16
+inline constexpr int kWarpLines = kPartK / kLineK / kWarps;  // of a warp in a part: 4, of 4 steps each
 
 /// How x comes to the products: all threads bring it into shared memory, 8 elements of a line each, where the norm is
 /// taken and parts of attention are put together; from there each lane takes its fragments. A line is a part of k of a
@@ -67,32 +71,38 @@ class Activations {
     meet();
   }
 
-  /// Where this lane's row of the right operand of its warp's steps lies, of the part of k that begins at `part`: lanes
-  /// 0 to 7 have the rows, the others 8 elements on, and the same of the next step.
-  __device__ std::uint32_t fragments(const Shared& shared, int part) const {
+  /// The right operand of this warp's steps, of the part of k that begins at `part`.
+  __device__ void fragments(std::uint32_t (&b)[kWarpSteps][2], const Shared& shared, int part) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-    const int first = whole_ ? part / kPartK * run_.g.rows : 0, line = (first + lane % 8) % kMostRows;
-    return ptx::shared_address(shared.x) + line * kRowPitch +
-           ((lane / 16 * kWarps + warp) * kStep + lane / 8 % 2 * 8) * 2;
+    const int first = whole_ ? part / kPartK * run_.g.rows : 0, line = (first + lane / 4) % kMostRows;
+    const unsigned char* const from = shared.x + line * kXPitch + (warp * kLineK + lane % 4 * 8) * 2;
+#pragma unroll
+    for (int half = 0; half < kWarpLines * 2; ++half) {
+      const uint4 eight = *reinterpret_cast<const uint4*>(from + (half / 2 * kWarps * 2 + half % 2) * kLineK);
+      b[half * 2][0] = eight.x, b[half * 2][1] = eight.y, b[half * 2 + 1][0] = eight.z, b[half * 2 + 1][1] = eight.w;
+    }
   }
 
  private:
   /// This thread's elements of a line.
   __device__ uint4& own(int line, Shared& shared) const {
-    return reinterpret_cast<uint4&>(shared.x[line * kRowPitch + own_ * 2]);
+    return reinterpret_cast<uint4&>(shared.x[line * kXPitch + own_ * 2]);
   }
   __device__ void bring(int part, Shared& shared) const {
     const int rows = run_.g.rows;
+    if (op_ == Opcode::kOut && several_parts(shared)) return merge(part, shared);
 #pragma unroll 1
     for (int line = 0, row = 0, k = part + own_; line < lines_ && k < k_; ++line) {
-      if (op_ == Opcode::kOut && shared.parts[row] > 1)
-        own(line, shared) = merged(row, k, shared);
-      else
-        ptx::cp_async_16(ptx::shared_address(&own(line, shared)), from_ + row * stride_ + k, 16);
+      ptx::cp_async_16(ptx::shared_address(&own(line, shared)), from_ + row * stride_ + k, 16);
       if (++row == rows) row = 0, k += kPartK;
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
+  }
+  __device__ bool several_parts(const Shared& shared) const {
+    bool several = false;
+    for (int row = 0; row < run_.g.rows; ++row) several = several || shared.parts[row] > 1;
+    return several;
   }
   static __device__ float squares_of(const uint4& eight) {
     float values[8], sum = 0;
@@ -122,27 +132,67 @@ class Activations {
     for (int i = 0; i < 8; ++i) values[i] *= factor * weights[i];
     return narrow<T>(values);
   }
-  /// Eight elements of the result of attention, of several parts of the keys, by the logarithms of their sums.
-  __device__ uint4 merged(int row, int k, const Shared& shared) const {
-    const int most = run_.g.parts, parts = shared.parts[row];
-    const int head = (row * run_.g.heads_q + k / D) * most;
-    const float* const values = run_.partial + static_cast<std::int64_t>(head) * D + k % D;
-    float sum[8] = {}, total = 0, largest = -INFINITY;
-#pragma unroll 2
-    for (int part = 0; part < parts; ++part) largest = fmaxf(largest, run_.lse[head + part]);
-#pragma unroll 2
-    for (int part = 0; part < parts; ++part) {
-      const float weight = ptx::exp2_approx(run_.lse[head + part] - largest);
-      const float4 a = *reinterpret_cast<const float4*>(values + part * D);
-      const float4 b = *reinterpret_cast<const float4*>(values + part * D + 4);
-      sum[0] += weight * a.x, sum[1] += weight * a.y, sum[2] += weight * a.z, sum[3] += weight * a.w;
-      sum[4] += weight * b.x, sum[5] += weight * b.y, sum[6] += weight * b.z, sum[7] += weight * b.w;
-      total += weight;
-    }
-    const float factor = ptx::reciprocal_approx(total);
+  /// The results of attention, some of them of several parts of the keys, which are put together by the logarithms of
+  /// their sums. Two loads at a time are under way, since each is a way to L2 and back: of two lines, or of two parts
+  /// where there is one line.
+  __device__ void merge(int part, Shared& shared) const {
+    if (lines_ > 1) return merge<2, 1>(part, shared);
+    merge<1, 2>(part, shared);
+  }
+  template <int kLines, int kParts>
+  __device__ void merge(int part, Shared& shared) const {
+    const int rows = run_.g.rows;
+#pragma unroll 1
+    for (int first = 0; first < lines_; first += kLines) {
+      float sum[kLines][kParts][8] = {}, total[kLines][kParts] = {}, most[kLines][kParts];
+      int heads[kLines], parts[kLines], longest = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] *= factor;
-    return narrow<T>(sum);
+      for (int i = 0; i < kLines; ++i) {
+        const int line = first + i, row = line % rows, k = part + line / rows * kPartK + own_;
+        const bool there = line < lines_ && k < k_;
+        parts[i] = there ? shared.parts[row] : 0;
+        heads[i] = there ? row * run_.g.heads_q + k / D : 0;
+        longest = max(longest, parts[i]);
+#pragma unroll
+        for (int j = 0; j < kParts; ++j) most[i][j] = -INFINITY;
+      }
+#pragma unroll 1
+      for (int p = 0; p < longest; p += kParts)
+#pragma unroll
+        for (int i = 0; i < kLines; ++i)
+#pragma unroll
+          for (int j = 0; j < kParts; ++j) {
+            // Behind a line's last part that one is read again, and counts nothing.
+            const std::int64_t at =
+                static_cast<std::int64_t>(heads[i]) * run_.g.parts + max(min(p + j, parts[i] - 1), 0);
+            const float* const values = run_.partial + at * D + own_ % D;
+            const float4 a = *reinterpret_cast<const float4*>(values), b = *reinterpret_cast<const float4*>(values + 4);
+            const float values_of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            const float lse = run_.lse[at];
+            add(sum[i][j], total[i][j], most[i][j], p + j < parts[i] ? lse : -INFINITY, 1.0f, values_of);
+          }
+#pragma unroll
+      for (int i = 0; i < kLines; ++i) {
+        const int line = first + i, row = line % rows, k = part + line / rows * kPartK + own_;
+        if (line >= lines_ || k >= k_) continue;
+#pragma unroll
+        for (int j = 1; j < kParts; ++j) add(sum[i][0], total[i][0], most[i][0], most[i][j], total[i][j], sum[i][j]);
+        const float factor = ptx::reciprocal_approx(total[i][0]);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum[i][0][j] *= factor;
+        own(line, shared) = parts[i] > 1 ? narrow<T>(sum[i][0]) : load_eight(from_ + row * stride_ + k);
+      }
+    }
+  }
+  /// To a sum of values by their weights, and the weights' total, relative to 2^most: another one of 2^point.
+  static __device__ void add(float (&sum)[8], float& total, float& most, float point, float other_total,
+                             const float (&other)[8]) {
+    const float larger = fmaxf(most, point), base = larger == -INFINITY ? 0.0f : larger;
+    const float before = ptx::exp2_approx(most - base), weight = ptx::exp2_approx(point - base);
+    most = larger;
+    total = total * before + weight * other_total;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] = sum[j] * before + weight * other[j];
   }
 
   const Run& run_;
@@ -153,81 +203,6 @@ class Activations {
   const T *from_, *norm_;
   int stride_, lines_;
   uint4 weight_;
-};
-
-/// One sum of a unit and a row of x: what becomes of it.
-template <class T, int D>
-class Finish {
- public:
-  __device__ Finish(const Run& run, const Instruction& ins, const Shared& shared)
-      : run_(run), ins_(ins), shared_(shared) {}
-
-  /// Of this thread's unit in the group that begins at `group`: what is needed and known before the sums are.
-  __device__ void prepare(int group) {
-    active_ = in_group() < kGroupUnits && group + in_group() < ins_.count && row() < run_.g.rows;
-    unit_ = ins_.first + (group + in_group());
-    if (!active_) return;
-    at_ = run_.g.row_of(ins_.op, unit_, i());
-    if (ins_.op == Opcode::kOut || ins_.op == Opcode::kDown) residual_ = to_float(*residual());
-  }
-  /// Every thread calls it.
-  __device__ void store(float sum) {
-    const float other = __shfl_xor_sync(kFullMask, sum, 4);
-    if (!active_) return;
-    switch (ins_.op) {
-      case Opcode::kQkv: return store_qkv(sum, other);
-      case Opcode::kGateUp:
-        // As the ops one by one: gate and up are rounded first.
-        if (i() < 4)
-          static_cast<T*>(run_.inner)[static_cast<std::int64_t>(row()) * run_.g.inner + at_] =
-              from_float<T>(silu(to_float(from_float<T>(sum))) * to_float(from_float<T>(other)));
-        return;
-      case Opcode::kHead:
-        if (unit_ * kUnitRows + i() < run_.g.outputs)
-          static_cast<T*>(run_.p.logits)[row() * run_.p.stride_logits_row + at_] = from_float<T>(sum);
-        return;
-      default: *residual() = from_float<T>(residual_ + to_float(from_float<T>(sum)));
-    }
-  }
-  __device__ int in_group() const { return static_cast<int>(threadIdx.x) / 64; }
-  __device__ bool active() const { return active_; }
-
- private:
-  /// Of the sum that the thread finishes: the row of x, and that of the unit.
-  static __device__ int row() { return static_cast<int>(threadIdx.x) % 64 / 8; }
-  static __device__ int i() { return static_cast<int>(threadIdx.x) % 8; }
-  static __device__ float silu(float x) { return x * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(-kLog2E * x)); }
-  __device__ T* residual() const {
-    return static_cast<T*>(run_.residual) + static_cast<std::int64_t>(row()) * run_.g.hidden + at_;
-  }
-  __device__ void store_qkv(float sum, float other) {
-    const DecodeStepParams& p = run_.p;
-    const int head = at_ / D, within = at_ % D, heads_q = run_.g.heads_q, heads_kv = run_.g.heads_kv;
-    const float own = to_float(from_float<T>(sum)), partner = to_float(from_float<T>(other));
-    const float2 turn = shared_.turns[row()][within % (D / 2)];
-    const float turned = own * turn.x + (i() < 4 ? -partner : partner) * turn.y;
-    if (head < heads_q) {
-      static_cast<T*>(run_.q)[static_cast<std::int64_t>(row()) * heads_q * D + at_] = from_float<T>(turned);
-      return;
-    }
-    const std::int64_t slot = p.slots[row()];
-    if (slot < 0 || slot >= p.num_pages * p.page_size) return;
-    const std::int64_t page = run_.page_size.divide(static_cast<std::uint32_t>(slot)),
-                       offset = slot - page * p.page_size;
-    if (head < heads_q + heads_kv)
-      static_cast<T*>(p.k_pages)[ins_.layer * p.stride_k_layer + page * p.stride_k_page + offset * p.stride_k_slot +
-                                 (head - heads_q) * p.stride_k_head + within] = from_float<T>(turned);
-    else
-      static_cast<T*>(p.v_pages)[ins_.layer * p.stride_v_layer + page * p.stride_v_page + offset * p.stride_v_slot +
-                                 (head - heads_q - heads_kv) * p.stride_v_head + within] = from_float<T>(own);
-  }
-
-  const Run& run_;
-  const Instruction& ins_;
-  const Shared& shared_;
-  bool active_ = false;
-  int unit_ = 0, at_ = 0;
-  float residual_ = 0;
 };
 
 /// Which units of an instruction and which part of k are multiplied together.
@@ -253,59 +228,63 @@ class Weights {
   /// Waits until they are there.
   __device__ void load(const Instruction& ins, const Place& place, Ring<kSlots>& ring, Shared& shared) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-    const int slots = place.units(ins) * 2, unit = place.units(ins) > 1 ? lane / 8 % 2 : 0;
+    const int slots = place.units(ins) * 2, row = lane / 4;
     left_ = ins.k - place.part;
     if (const Ring<kSlots> own{ring.count + lane}; lane < slots)
       ptx::mbarrier_wait(ptx::shared_address(&shared.full[own.slot()]), own.parity());
     __syncwarp();
-    // Lanes 0 to 15 have the rows of the tile, the others 8 elements on.
-    const std::uint32_t from = ptx::shared_address(shared.ring) +
-                               (ring.count + unit * 2 + lane % 8 / kSlotRows) % kSlots * kSlotBytes +
-                               lane % kSlotRows * kRowPitch + (warp * kStep + lane / 16 * 8) * 2;
-    if (left_ >= kPartK) {
+    const unsigned char* from[kGroupUnits];
 #pragma unroll
-      for (int i = 0; i < kWarpSteps; ++i) ptx::ldmatrix_x4(a_[i], from + i * kWarps * kStep * 2);
-    } else {
+    for (int unit = 0; unit < kGroupUnits; ++unit)
+      from[unit] = shared.ring +
+                   (ring.count + (place.units(ins) > unit ? unit * 2 : 0) + row / kSlotRows) % kSlots * kSlotBytes +
+                   (row % kSlotRows * kPartK + warp * kLineK + lane % 4 * 8) * 2;
 #pragma unroll
-      for (int i = 0; i < kWarpSteps; ++i)
-        if (inside(i)) ptx::ldmatrix_x4(a_[i], from + i * kWarps * kStep * 2);
+    for (int line = 0; line < kWarpLines; ++line) {
+      if (left_ < kPartK && !inside(line * 4)) continue;
+#pragma unroll
+      for (int unit = 0; unit < kGroupUnits; ++unit) {
+        const unsigned char* const at = from[unit] + line * kWarps * kLineK * 2;
+        const uint4 one = *reinterpret_cast<const uint4*>(at + row % 2 * kLineK);
+        const uint4 other = *reinterpret_cast<const uint4*>(at + (row % 2 ^ 1) * kLineK);
+        take(line * 4, unit, row % 2 ? other : one);
+        take(line * 4 + 2, unit, row % 2 ? one : other);
+      }
     }
     // A slot is given back after the last of them has come: its address needs it, if only as 0.
     std::uint32_t all = 0;
 #pragma unroll
     for (int i = 0; i < kWarpSteps; ++i) all |= a_[i][3];
+    __syncwarp();
     if (lane < slots)
       ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[(ring.count + lane) % kSlots]) + (all & ring.count >> 31));
     ring.count += slots;
   }
-  /// sums += the weights times x, whose fragments begin at `x`.
-  __device__ void multiply(float (&sums)[4], std::uint32_t x) const {
-    if (left_ >= kPartK) return multiply<true>(sums, x);
-    multiply<false>(sums, x);
+  /// sums += the weights times x. In kAtOnce chains, which wait for each other less than one.
+  __device__ void multiply(float (&sums)[4], const std::uint32_t (&x)[kWarpSteps][2]) const {
+    float chains[kAtOnce][4] = {};
+    if (left_ >= kPartK) {
+#pragma unroll
+      for (int i = 0; i < kWarpSteps; ++i) ptx::mma_m16n8k16<T>(chains[i % kAtOnce], a_[i], x[i][0], x[i][1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWarpSteps; ++i)
+        if (inside(i)) ptx::mma_m16n8k16<T>(chains[i % kAtOnce], a_[i], x[i][0], x[i][1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += (chains[0][i] + chains[1][i]) + (chains[2][i] + chains[3][i]);
   }
 
  private:
   static constexpr int kAtOnce = 4;
 
-  /// In kAtOnce chains, which wait for each other less than one.
-  template <bool kWhole>
-  __device__ void multiply(float (&sums)[4], std::uint32_t x) const {
-    float chains[kAtOnce][4] = {};
-#pragma unroll
-    for (int base = 0; base < kWarpSteps; base += kAtOnce) {
-      std::uint32_t b[kAtOnce / 2][4];
-#pragma unroll
-      for (int i = 0; i < kAtOnce / 2; ++i) ptx::ldmatrix_x4(b[i], x + (base + 2 * i) * kWarps * kStep * 2);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (kWhole || inside(base + i))
-          ptx::mma_m16n8k16<T>(chains[i], a_[base + i], b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += (chains[0][i] + chains[1][i]) + (chains[2][i] + chains[3][i]);
-  }
+  /// Whether k reaches to this step; two neighbours of 16 are permuted together.
   __device__ bool inside(int step) const {
-    return (step * kWarps + static_cast<int>(threadIdx.x) / kWarp) * kStep < left_;
+    return (step / 4 * kWarps + static_cast<int>(threadIdx.x) / kWarp) * kLineK + step % 4 / 2 * 2 * kStep < left_;
+  }
+  __device__ void take(int step, int unit, const uint4& eight) {
+    a_[step][unit] = eight.x, a_[step][unit + 2] = eight.y;
+    a_[step + 1][unit] = eight.z, a_[step + 1][unit + 2] = eight.w;
   }
 
   std::uint32_t a_[kWarpSteps][4] = {};
@@ -313,49 +292,44 @@ class Weights {
 };
 
 template <class T, int D>
-__device__ inline void linear(const Run& run, const Instruction& ins, int phase, Ring<kSlots>& ring, int& exchange,
-                              Shared& shared) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+__device__ inline void linear(const Run& run, const Instruction& ins, int phase, Ring<kSlots>& ring,
+                              Ring<kMails>& mails, Shared& shared) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   Activations<T, D> x(run, ins);
-  Finish<T, D> finish(run, ins, shared);
   Weights<T> weights;
+  std::uint32_t right[kWarpSteps][2];
   weights.load(ins, {}, ring, shared);
   wait_for(run, ins, phase);
   float sums[4] = {};
 #pragma unroll 1
   for (Place at; !at.ended(ins);) {
     const bool begins = at.part == 0 && at.group == 0;
-    if (at.part == 0) {
-      finish.prepare(at.group);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] = 0;
-    }
     if (ins.k > kPartK || begins) {
       if (begins || !x.whole()) {
         if (!begins) meet();  // all have taken what is there
         x.stage(at.part, shared);
       }
       if (begins) note(run, phase, 2);
+      x.fragments(right, shared, at.part);
     }
-    weights.multiply(sums, x.fragments(shared, at.part));
+    weights.multiply(sums, right);
     const int units = at.units(ins);
     const bool done = at.last_part(ins);
     at.advance(ins);
-    if (!at.ended(ins)) weights.load(ins, at, ring, shared);
-    if (!done) continue;
-    auto& mail = shared.sums[exchange];
-    exchange ^= 1;
+    if (done) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.mail_empty[mails.slot()]), mails.parity() ^ 1);
+      auto& mail = shared.sums[mails.slot()];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane % 4 * 2 + i % 2;
-      if (row < run.g.rows && i / 2 < units) mail[i / 2][warp][row * kUnitRows + lane / 4] = sums[i];
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane % 4 * 2 + i % 2;
+        if (row < run.g.rows && i / 2 < units) mail[i / 2][warp][row * kUnitRows + lane / 4] = sums[i];
+        sums[i] = 0;
+      }
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.mail_full[mails.slot()]));
+      ++mails.count;
     }
-    meet();
-    float sum = 0;
-    if (finish.active())
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += mail[finish.in_group()][w][thread % 64];
-    finish.store(sum);
+    if (!at.ended(ins)) weights.load(ins, at, ring, shared);
   }
 }
 

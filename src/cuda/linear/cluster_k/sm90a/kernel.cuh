@@ -1,7 +1,11 @@
-// Few tiles and a long k: the blocks of a cluster multiply parts of one tile's k, and their sums meet in distributed
-// shared memory (sum.cuh). Two consumer warpgroups and one producer warp a block. Called by
-// linear/tiles/sm90a/gemm.cuh. Mail has a place beside the ring, so that nobody waits for another block's products
-// before it sends; a block ends when its mail is there, and nobody writes to it any more.
+// linear for calls with few output tiles and a long k, on 9.0. The blocks of a cluster share one output tile: each
+// block multiplies its own part of k. Then the blocks exchange their partial sums through distributed shared memory,
+// and each block finishes a share of the tile's columns (sum.cuh). A block has two consumer warpgroups, which multiply,
+// and one producer warp, which loads. Called by linear/tiles/sm90a/gemm.cuh; bf16.cu and f16.cu have the instances.
+//
+// Shared memory has a place for received sums ("mail") beside the ring of operands. So a block may send its sums while
+// another block still multiplies. A block may exit when all of its mail has arrived: from then on no other block writes
+// to its shared memory.
 #pragma once
 
 #include "cuda/host/launch.hpp"

@@ -1,7 +1,8 @@
-// How the parts of a tile's sums meet in kernel.cuh: each block of the cluster finishes a share of the tile's
-// columns. It gets the others' sums of it by st.async, counted at a barrier of each warpgroup, and adds them to its own
-// in the order of their parts, so that runs agree bit for bit. A thread's sums go to the same thread of the other
-// blocks, 16 bytes a chunk of 8 columns, one lane's after the other's.
+// How the blocks of a cluster add their partial sums of one tile (for kernel.cuh). Each block finishes a share of the
+// tile's columns. The other blocks send it their sums of these columns by st.async, and a barrier for each warpgroup
+// counts the bytes that arrive. The block adds them to its own sums in the order of the blocks' ranks, so that every
+// run gives the same bits. A thread sends its sums to the thread of the same index in the other block. For each chunk
+// of 8 columns that is 16 bytes, and the 16 bytes of neighbouring lanes are neighbours.
 #pragma once
 
 #include "cuda/ptx/copy.cuh"

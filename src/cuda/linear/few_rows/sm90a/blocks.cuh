@@ -1,8 +1,12 @@
-// linear for up to 64 rows (decode) on 9.0: bound by reading the weights, once, at the speed of memory. The weights are
-// the left operand of wgmma, the rows of x the right one (8 to 64 columns); one warp streams both by TMA into a ring
-// deep enough to hide the memory's latency, one warpgroup multiplies. A block has all of k and as many features as the
-// others (plan.hpp), or a cluster of blocks shares features and splits k: each sends its parts to the block
-// that finishes them by st.async, and they are added in the order of k. Called by linear/tiles/sm90a/linear.cu.
+// linear for up to 64 rows (decode) on 9.0, by wgmma. Such a call is bound by reading the weights from memory once. So
+// the weights are the left operand of wgmma, whose 64 rows they fill, and the rows of x are the right operand, which
+// may have 8 to 64 columns. One warp copies both by TMA into a ring that is deep enough to hide the latency of memory.
+// One warpgroup multiplies.
+//
+// The work is cut in one of two ways (plan.hpp). Either a block multiplies all of k for its features, and all blocks
+// have equally many features. Or the blocks of a cluster have the same features and each multiplies a part of k. Each
+// of these blocks finishes a share of the features: the others send it their sums by st.async, and it adds them in the
+// order of k. Called by linear/tiles/sm90a/linear.cu.
 #pragma once
 
 #include "cuda/host/launch.hpp"

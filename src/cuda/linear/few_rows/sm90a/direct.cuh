@@ -1,8 +1,9 @@
-// linear for up to 8 rows whose weights are a few MB (decode of small layers) on 9.0, where a call is a chain of
-// latencies: launch, weights, products, sums, results. Weights and rows of x go from global memory straight into
-// fragments of mma.sync, 16 bytes a lane, all of a block's at once; by its turn they lie in L2, since the block has
-// asked for them. The warps of a block split k and add their sums, in the order of the warps, in shared memory: no
-// ring, no barrier of the copy engine, no cluster. Called by linear/tiles/sm90a/linear.cu.
+// linear for up to 8 rows and weights of a few MB (decode of small layers) on 9.0, without a ring. The time of such a
+// call is a chain of latencies: the launch, the weights, the products, the sums, the results. So the chain is kept
+// short. Each lane loads weights and rows of x from global memory directly into the fragments of mma.sync, 16 bytes at
+// a time. All loads of a block are issued at once. Before the kernel in front has ended, the block has asked for its
+// weights to be brought to the L2 cache. The warps of a block split k, and their sums are added in shared memory in the
+// order of the warps. No ring, no copy barrier and no cluster is needed. Called by linear/tiles/sm90a/linear.cu.
 #pragma once
 
 #include "cuda/host/launch.hpp"

@@ -1,9 +1,11 @@
-// linear for up to 8 rows whose weights are a long stream from memory (decode of large layers) on 9.0. A feature's
-// weights are neighbours in memory: they come by plain copies of 2 KB and more of a row, which memory serves at its
-// full rate, 8 features a slot of the ring. The multiplying warps of a block split k and keep their part of x in
-// registers, as fragments of mma.sync, for all of the block's features; other warps add their sums, in the order of the
-// warps, and finish, while those go on. Every multiprocessor has as many features as the others, to the feature. Called
-// by linear/tiles/sm90a/linear.cu.
+// linear for up to 8 rows and large weights (decode of large layers) on 9.0: a stream of weights at the full rate of
+// memory. The weights of one feature are contiguous. One warp copies them into a ring by bulk copies of at least 2 KB
+// of a row, the size from which memory serves its full rate. A slot of the ring has 8 features.
+//
+// Eight warps multiply by mma.sync. They split k, and each keeps its part of x in registers for all features of the
+// block. Other warps add the eight sums of a feature in the order of the warps, apply the epilogue and store, while the
+// eight go on with the next features. The features are divided evenly among the multiprocessors, down to single
+// features. Called by linear/tiles/sm90a/linear.cu.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,10 @@
-// linear_fp8 of few rows: a tile has 128 rows of the weight, which are wgmma's A, and kWidth rows of x, which are its
-// B. The blocks of a cluster multiply parts of one tile's k; the sums of all meet in the order of the parts, each block
-// finishing a share, by loads of each other's shared memory. Two consumer warpgroups and one producer warp a block, two
-// blocks a multiprocessor where sums are few: what counts is how many bytes of weights are under way.
+// linear_fp8 for few rows of x, on 9.0. A tile has 128 rows of the weight, which are the left operand (A) of wgmma, and
+// kWidth rows of x, which are the right operand (B). The time of a call depends on how many bytes of weights are under
+// way at once. So a tile's k is shared by the blocks of a cluster, and two blocks run on a multiprocessor where the
+// tile is narrow. A block has two consumer warpgroups and one producer warp.
+//
+// At the end each block leaves its sums in its shared memory. Then each block finishes a share of the tile: it reads
+// that share from the shared memory of all blocks, and adds them in the order of the parts of k.
 #include "cuda/linear/fp8/sm90a/linear_fp8.hpp"
 
 #include "cuda/costs.hpp"

@@ -1,6 +1,6 @@
-// linear_fp8 on wgmma of 8-bit floats and TMA (9.0): what the rows of cuda/kernels.cpp name. One row has large tiles of
-// both, for many rows of x; the other one few rows of x, beside which the weight is the larger side of a tile and k is
-// shared by the blocks of a cluster.
+// linear_fp8 by wgmma of 8-bit floats and TMA, on 9.0: the functions that two rows of cuda/kernels.cpp name. The row
+// "tiles" is for many rows of x and has large tiles of both operands. The row "few_rows" is for few rows of x: its
+// tiles have more rows of the weight than of x, and the blocks of a cluster share k.
 #pragma once
 
 #include "flashkernel/stream.hpp"

@@ -1,4 +1,5 @@
-// What both kernels of linear_fp8 on 9.0 ask of a call, and the tensor maps of its operands: lines of 128 elements.
+// For both kernels of linear_fp8 on 9.0: which operands they accept, and the tensor maps of these operands, whose lines
+// have 128 elements.
 #pragma once
 
 #include "cuda/linear/fp8/sm90a/plan.hpp"

@@ -1,5 +1,5 @@
-// How linear_fp8 is cut on 9.0: which width tiles have, and how many blocks share the k of a few rows. Host code;
-// tests_cpp/linear_fp8_plan_test.cpp.
+// How linear_fp8 cuts a call on 9.0: the width of a tile, and for few rows how many blocks share k. Host code, tested
+// by tests_cpp/linear_fp8_plan_test.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,10 @@
-// linear_fp8 of many rows: persistent blocks of one producer warp (TMA into a ring of k-tiles) and two consumer
-// warpgroups of 64 x kTileN results each. wgmma adds 128 of k in the tensor core, whose sums are short; each such part
-// meets its scales and the sums so far in registers, while the other warpgroup multiplies. B's rows come in the order
-// that gives a thread 8 neighbouring columns, which it stores itself.
+// linear_fp8 for many rows of x, on 9.0. A block takes tile after tile. One producer warp copies k-tiles by TMA into a
+// ring. Each of two consumer warpgroups has 64 x kTileN results.
+//
+// The tensor cores add 8-bit products with few bits. So wgmma adds only 128 of k at a time. Each such partial sum is
+// then multiplied by its scales and added to float32 sums in registers, while the other warpgroup multiplies. The rows
+// of B are loaded in an order that gives each thread 8 neighbouring columns of the result, which the thread stores
+// itself.
 #include "cuda/linear/fp8/sm90a/linear_fp8.hpp"
 
 #include "cuda/costs.hpp"

@@ -1,5 +1,5 @@
-// qkv_append by few_rows.cuh, for __half and __nv_bfloat16: as the tail RoPE of
-// q and k, and keys and values into pages.
+// qkv_append for __half and __nv_bfloat16, by the kernel of few_rows.cuh. Its tail applies RoPE to q and k, and writes
+// keys and values into pages.
 #include "cuda/linear/epilogue.cuh"
 #include "cuda/linear/fused/sm80/append.hpp"
 #include "cuda/linear/fused/sm80/few_rows.cuh"
@@ -8,8 +8,7 @@
 namespace flashkernel::cuda::sm80 {
 namespace {
 
-/// A tile is 4 columns of a head and the 4 that RoPE turns with them, half a
-/// head further on.
+/// A tile is 4 columns of a head and the 4 columns that RoPE turns with them, half a head further on.
 template <class T>
 struct AppendTail {
   T *q_out, *k_pages, *v_pages;

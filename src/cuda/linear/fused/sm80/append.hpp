@@ -1,5 +1,4 @@
-// qkv_append for up to 4 rows (decode) on 8.0 and later: what its rows in
-// cuda/kernels.cpp name.
+// qkv_append for up to 4 rows (decode) on 8.0 and later: the functions that its rows in cuda/kernels.cpp name.
 #pragma once
 
 #include "cuda/linear/fused/sm80/few_rows.hpp"

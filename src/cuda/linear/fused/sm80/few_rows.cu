@@ -1,5 +1,4 @@
-// fused_linear by few_rows.cuh, for __half and __nv_bfloat16: gate, activation
-// and residual as the tail.
+// fused_linear for __half and __nv_bfloat16, by the kernel of few_rows.cuh. Its tail has gate, activation and residual.
 #include "cuda/linear/epilogue.cuh"
 #include "cuda/linear/fused/sm80/few_rows.cuh"
 

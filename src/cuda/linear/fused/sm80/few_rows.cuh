@@ -1,15 +1,16 @@
-// A linear for up to 4 rows with a norm before it and a tail behind it, in one
-// kernel that is made for a chain of dependent kernels (a decode step). Blocks
-// are small, so that several share a multiprocessor, and let the next kernel
-// come as their first instruction: while the last blocks of one kernel work,
-// those of the next come into the places of others, and read their weights into
-// registers before they wait for their turn, where weights are constant. What
-// is left behind the turn is x: a block brings it into shared memory and norms
-// it there. The weights are the left operand of mma.sync as they lie in memory
-// (16 bytes a lane: two fragments' halves, as in few_rows/sm90a/stream.cuh),
-// rows of x the right one; warps split k and add their sums, in the order of
-// the warps, in shared memory. Called by few_rows.cu and append.cu. Sources:
-// HazyResearch, "No Bubbles" (2025), has the case for loads before the turn.
+// A linear of up to 4 rows with a norm before it and a tail after it, for 8.0 and later. It is one kernel in a chain of
+// dependent kernels (a decode step), and it is built to overlap with its neighbours in that chain:
+//
+// Blocks are small, so that several fit on a multiprocessor. The first instruction of a block lets the next kernel
+// start. So while the last blocks of one kernel run, blocks of the next kernel take the places of those that have
+// ended. Where the weights are constant, these blocks load them into registers before they wait for the kernel in
+// front. After the wait only x is left to read: the block brings it to shared memory and normalises it there.
+//
+// The weights are the left operand of mma.sync, in the layout that they have in memory: a lane loads 16 bytes, which
+// are the halves of two fragments (few_rows/sm90a/stream.cuh explains the order). The rows of x are the right operand.
+// The warps of a block split k, and their sums are added in shared memory in the order of the warps. Called by
+// few_rows.cu and append.cu, which have the tails. Source: HazyResearch, "No Bubbles" (2025), makes the case for loads
+// before the wait.
 #pragma once
 
 #include "cuda/host/launch.hpp"
@@ -22,8 +23,7 @@
 
 namespace flashkernel::cuda::sm80 {
 
-/// What every call has; what becomes of its sums is a tail's matter
-/// (tails.cuh).
+/// What every call has. A tail (few_rows.cu, append.cu) says what becomes of the sums.
 struct FusedFewRowsArguments {
   const void *x, *weight;
   TypedPointer bias, norm_weight, norm_bias;
@@ -34,9 +34,8 @@ struct FusedFewRowsArguments {
   bool centred, constant;
 };
 
-/// x in shared memory: of 32 k of a row the first and third pair of each 8,
-/// then the second and fourth, so that a lane finds its half of the right
-/// operand in 8 bytes.
+/// x in shared memory. Of 32 elements of a row the first and the third pair of each 8 come first, then the second and
+/// the fourth pair of each 8: so the half of the right operand that a lane needs is 8 contiguous bytes.
 template <class T>
 struct FusedX {
   char* rows;
@@ -76,8 +75,8 @@ __device__ inline float sum_of_row(const float (&of_warps)[kWarps][kRows], int r
   return sum;
 }
 
-/// x, normed where there is a norm, in shared memory. `norm`: its weight and,
-/// behind it, its bias.
+/// Brings x to shared memory, and normalises it there if the call has a norm. `norm`: its weight and, behind it, its
+/// bias.
 template <class T, int kWarps, int kRows>
 __device__ inline void bring_x(const FusedFewRowsArguments& p, const FusedX<T>& x, const float* norm,
                                float (&scratch)[2][kWarps][kRows]) {
@@ -101,8 +100,7 @@ __device__ inline void bring_x(const FusedFewRowsArguments& p, const FusedX<T>& 
     }
   }
   if (!p.norm_weight) return;
-  // Means and the like are read again for each row: they would take the
-  // weights' registers.
+  // Means and the like are read again for each row: the weights need the registers.
   const int warp = thread / 32, lane = thread % 32;
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
@@ -144,14 +142,12 @@ __device__ inline void bring_x(const FusedFewRowsArguments& p, const FusedX<T>& 
   }
 }
 
-/// kChunks chunks of 32 k of each of kWarps warps in registers; 4 kFours rows.
-/// Tail: which rows of the weight are a tile, and what becomes of the sums: a
-/// thread has one of them, or a pair four apart, of each tile.
+/// Each of kWarps warps keeps kChunks chunks of 32 k in registers. Tail: which rows of the weight are a tile, and what
+/// becomes of the sums. A thread finishes one sum of each tile, or a pair of sums four rows apart.
 template <class T, int kWarps, int kChunks, class Tail>
 __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     fused_few_rows_kernel(const __grid_constant__ FusedFewRowsArguments p, const __grid_constant__ Tail tail) {
-  ptx::allow_next_kernel();  // it finds places as this one's blocks end, and
-                             // waits there
+  ptx::allow_next_kernel();  // its blocks take the places of those that end here, and wait
   constexpr int kRows = kFusedMostRows, kThreads = 32 * kWarps, kStep = kWarps * kFusedChunk, kPiece = kChunks * kStep;
   constexpr int kTile = 8;    // rows of the weight
   constexpr int kChains = 2;  // products that don't wait for each other

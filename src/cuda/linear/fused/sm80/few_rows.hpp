@@ -1,5 +1,5 @@
-// fused_linear for up to 4 rows (decode) on 8.0 and later: what its rows in
-// cuda/kernels.cpp name, and how a call is cut.
+// fused_linear for up to 4 rows (decode) on 8.0 and later: the functions that its rows in cuda/kernels.cpp name, and
+// how a call is cut into blocks.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@ inline constexpr int kFusedMostRows = 4;            // columns of mma.sync, each
 inline constexpr int kFusedChunk = 32;              // of k: what a warp multiplies at a time
 inline constexpr int kFusedMostShared = 96 * 1024;  // a block's, of the 99 KB that every GPU from 8.0 on has
 
-/// A block of `warps` has `chunks` chunks of k of each warp in registers, and
-/// walks `tiles` tiles of 8 rows of the weight.
+/// Of a block's `warps` warps each keeps `chunks` chunks of k in registers. The block walks `tiles` tiles of 8 rows of
+/// the weight.
 struct FusedFewRowsPlan {
   int warps = 4, chunks = 16, tiles = 1;
 };
