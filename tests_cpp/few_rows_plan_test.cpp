@@ -135,6 +135,26 @@ TEST(FewRowsPlan, TheOrderOfTheTilesHasABlockAMultiprocessor) {
   EXPECT_FALSE(few_rows_plan::takes_in_order({1, 8, 64, false}));
 }
 
+TEST(FewRowsPlan, TheOrderOfTheTilesIsTheBlocksWhereManyRowsHaveManyFeatures) {
+  const auto plan = [](std::int64_t rows, std::int64_t k, std::int64_t features) -> std::string {
+    const FewRowsPlanInOrder chosen = plan_few_rows_in_order({rows, features, k}, kH200.num_sms);
+    if (std::holds_alternative<FewRowsInOrderPlan>(chosen)) return "in order";
+    return Text()(std::get<FewRowsBlocksInOrderPlan>(chosen).blocks);
+  };
+  for (const std::int64_t rows : {1, 32}) {
+    EXPECT_EQ(plan(rows, 2048, 128256), "in order");
+    EXPECT_EQ(plan(rows, 4096, 4096), "in order");
+    EXPECT_EQ(plan(rows, 14336, 1024), "in order");
+  }
+  EXPECT_EQ(plan(64, 14336, 1024), "in order");
+  EXPECT_EQ(plan(64, 2048, 2048), "in order");
+  EXPECT_EQ(plan(64, 768, 132 * few_rows_plan::kMostFeaturesInOrder), "in order");
+  EXPECT_EQ(plan(33, 768, 132 * few_rows_plan::kMostFeaturesInOrder + 8), "blocks of 32, 1");
+  EXPECT_EQ(plan(64, 4096, 4096), "blocks of 32, 1");
+  EXPECT_EQ(plan(64, 2048, 8192), "blocks of 64, 1, pairs");
+  EXPECT_EQ(plan(1, 4104, 4096), "blocks of 32, 1");  // k ends within a line
+}
+
 TEST(FewRowsPlan, AForcedKernelHasAPlanWhereAnotherIsBetter) {
   for (const std::int64_t features : {8, 1000, 4096, 151936})
     for (const std::int64_t k : {32, 1024, 1280, 2048, 4096}) {
@@ -145,6 +165,7 @@ TEST(FewRowsPlan, AForcedKernelHasAPlanWhereAnotherIsBetter) {
       EXPECT_GE(256 * direct.chunks, k);
       EXPECT_EQ(plan_few_rows_by<FewRowsStreamPlan>(p, kH200).blocks, 132);
       EXPECT_GE(plan_few_rows_by<FewRowsBlocksPlan>(p, kH200).block_features, 24);
+      EXPECT_EQ(plan_few_rows_by<FewRowsBlocksInOrderPlan>(p, kH200).blocks.splits, 1);
     }
 }
 

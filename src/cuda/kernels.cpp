@@ -45,8 +45,8 @@ KernelTable<SwigluBackwardParams> cuda_kernels() {
 template <>
 KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
-  using cuda::sm90a::FewRowsBlocksPlan, cuda::sm90a::FewRowsDirectPlan, cuda::sm90a::FewRowsInOrderPlan,
-      cuda::sm90a::FewRowsStreamPlan;
+  using cuda::sm90a::FewRowsBlocksInOrderPlan, cuda::sm90a::FewRowsBlocksPlan, cuda::sm90a::FewRowsDirectPlan,
+      cuda::sm90a::FewRowsInOrderPlan, cuda::sm90a::FewRowsStreamPlan;
   using cuda::sm90a::GemmWork;
   static constexpr KernelEntry<LinearParams> rows[] = {
 #if FK_WITH_SM90A
@@ -58,6 +58,8 @@ KernelTable<LinearParams> cuda_kernels() {
                                                         arithmetic::kBlocksSm90a),
     hopper_few_rows<FewRowsInOrderPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/in_order",
                                                          arithmetic::kWholeKSm90a),
+    hopper_few_rows<FewRowsBlocksInOrderPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/blocks_in_order",
+                                                               arithmetic::kWholeKSm90a),
     hopper_few_rows<FewRowsDirectPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/direct",
                                                          arithmetic::kDirectSm90a),
     hopper_few_rows<FewRowsStreamPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/stream",
@@ -66,6 +68,8 @@ KernelTable<LinearParams> cuda_kernels() {
                                                          arithmetic::kBlocksSm90a),
     hopper_few_rows<FewRowsInOrderPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/in_order",
                                                           arithmetic::kWholeKSm90a),
+    hopper_few_rows<FewRowsBlocksInOrderPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/blocks_in_order",
+                                                                arithmetic::kWholeKSm90a),
 #endif
     plain<LinearParams, cuda::sm80::linear_few_rows_f16>(
         "linear/cuda/sm80/f16/few_rows", kAmpere, arithmetic::kLanesSm80, linear_few_rows_supports<DType::kFloat16>,

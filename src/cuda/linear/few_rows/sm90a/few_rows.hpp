@@ -42,5 +42,7 @@ template <class T>
 void few_rows(const FewRowsProblem& problem, const FewRowsBlocksPlan& plan, cudaStream_t stream);
 template <class T>
 void few_rows(const FewRowsProblem& problem, const FewRowsInOrderPlan& plan, cudaStream_t stream);
+template <class T>
+void few_rows(const FewRowsProblem& problem, const FewRowsBlocksInOrderPlan& plan, cudaStream_t stream);
 
 }  // namespace flashkernel::cuda::sm90a

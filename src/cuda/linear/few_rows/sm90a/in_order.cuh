@@ -1,9 +1,11 @@
-// linear for up to 64 rows in the order of many rows' tiles (linear/tiles/sm90a) on 9.0: all of k, 16 after 16, in one
-// chain of wgmma. A dot product of wgmma does not depend on which operand is which, nor on the other rows and columns:
-// here the weights are the left one and the rows of x the right one, as in blocks.cuh. One block a multiprocessor
-// walks its even share of the features, in tiles of up to 64; one warp streams tile after tile into a ring, one
-// warpgroup multiplies and finishes. Several lines of a feature, which are neighbours in memory, come together. Called
-// by linear/tiles/sm90a/linear.cu.
+// linear for up to 64 rows on 9.0, in the order of many rows' tiles (linear/tiles/sm90a): all of k, 16 after 16, in one
+// chain of wgmma. A dot product of wgmma does not depend on which operand is which, nor on the other rows and columns.
+// So the weights are the left operand here, and the rows of x the right one, as in blocks.cuh.
+//
+// One block a multiprocessor walks its even share of the features, in tiles of up to 64. One warp copies tile after
+// tile into a ring by TMA. One warpgroup multiplies and finishes. A slot of the ring holds four lines of 128 bytes of
+// each feature, which are neighbours in memory: with two of them a call took 1.4 times as long, with one 2.4 times
+// (4096 to 4096). Called by linear/tiles/sm90a/linear.cu, in the invariant mode.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +23,16 @@
 namespace flashkernel::cuda::sm90a {
 
 /// kRows columns of x (8, 16, 32, 64); kLines: of 128 bytes of a feature, and of a row, in a slot of the ring.
-template <int kRows_, int kLines_>
+template <int kRows_>
 struct InOrderShape {
-  static constexpr int kRows = kRows_, kLines = kLines_, kFeatures = 64, kEights = kFeatures / 8;
+  static constexpr int kRows = kRows_, kLines = 4, kFeatures = 64, kEights = kFeatures / 8;
   static constexpr int kMultipliers = 128, kThreads = kMultipliers + 32;
   static constexpr int kLineK = 64, kSlotK = kLines * kLineK;
   static constexpr int kBytesWeight = kFeatures * kSlotK * 2, kSlotBytes = kBytesWeight + kRows * kSlotK * 2;
   // Sums are [row][feature], floats; a fragment's lanes hit all banks. Where they are: the sums, the barriers, the
   // ring.
   static constexpr int kPitch = kFeatures + 4, kSumBytes = kRows * kPitch * 4;
-  static constexpr int kMostSlots = 12, kBarriers = kSumBytes;
+  static constexpr int kMostSlots = 8, kBarriers = kSumBytes;
   static constexpr int kRing = (kBarriers + 16 * kMostSlots + 1023) / 1024 * 1024;
   static constexpr int kSlots = std::min(kMostSlots, (227 * 1024 - kRing) / kSlotBytes);
 };
@@ -40,7 +42,6 @@ struct InOrderArguments {
   LinearEpilogue epilogue;
   int rows, features, num_k;  // num_k: slots of a tile
   int slots;                  // of the ring
-  int ahead;                  // slots asked for in L2 before a block's turn
 };
 
 /// A block's tiles: of its even share of the features, counted in eights, tile `index` of `count`.
@@ -81,10 +82,10 @@ __device__ inline void load_in_order(const InOrderArguments& p, const InOrderSha
                                      const InOrderPlaces<Shape>& places) {
   constexpr std::uint64_t kOnce = ptx::kL2EvictFirst, kSharedByAll = ptx::kL2EvictLast;
   const int lane = threadIdx.x % 32, line = lane - Shape::kEights;
-  // Hints change no value, so the kernels before may still be writing what they name.
+  // The first slot is asked for in L2 before the block's turn: a hint changes no value, so the kernels before may still
+  // be writing what it names. More of them cost more than they give.
   const InOrderTile begin = share.tile(0);
-  if (lane < begin.eights)
-    for (int k = 0; k < p.ahead; ++k) ptx::tma_prefetch(&p.weight, kOnce, 0, begin.first + 8 * lane, k * Shape::kLines);
+  if (lane < begin.eights) ptx::tma_prefetch(&p.weight, kOnce, 0, begin.first + 8 * lane, 0);
   ptx::wait_for_previous_kernel();
   int slot = 0;
   std::uint32_t parity = 1;  // the first round finds empty slots
@@ -244,24 +245,18 @@ TensorMapSpec lines_of_eights(const GemmOperand& weight, std::int64_t features, 
   return spec;
 }
 
-/// Slots of a block's ring, and how many of them are asked for in L2 before its turn.
-struct InOrderRing {
-  int slots, ahead;
-};
+/// Slots of a block's ring: all that a block reads, or what holds 128 KB of weights, or what shared memory holds.
 template <class Shape>
-InOrderRing in_order_ring(const FewRowsProblem& p, int blocks) {
+int in_order_slots(const FewRowsProblem& p, int blocks) {
+  constexpr std::int64_t kEnough = 128 * 1024;
   const std::int64_t eights = ceil_div(ceil_div(p.features, 8), blocks), tiles = ceil_div(eights, Shape::kEights);
-  const std::int64_t all = ceil_div(p.k, Shape::kSlotK), slot_bytes = ceil_div(eights, tiles) * 16 * Shape::kSlotK;
-  // A short stream is asked for as a whole, and leaves room for a block of the next kernel.
-  constexpr std::int64_t kShort = 64 * 1024, kEnough = 96 * 1024;
-  constexpr std::int64_t kSlotsBesideAnother = (113 * 1024 - Shape::kRing) / Shape::kSlotBytes;
-  if (tiles == 1 && all * slot_bytes <= kShort)
-    return {static_cast<int>(std::min(all, kSlotsBesideAnother)), static_cast<int>(all)};
-  return {static_cast<int>(std::clamp<std::int64_t>(ceil_div(kEnough, slot_bytes), 2, Shape::kSlots)), 1};
+  const std::int64_t slot_bytes = ceil_div(eights, tiles) * 16 * Shape::kSlotK;
+  const std::int64_t all = tiles * ceil_div(p.k, Shape::kSlotK);
+  return static_cast<int>(std::min<std::int64_t>({all, ceil_div(kEnough, slot_bytes), Shape::kSlots}));
 }
 
 template <class T, class Shape>
-void launch_in_order(const FewRowsProblem& p, int blocks, const InOrderRing& ring, cudaStream_t stream) {
+void launch_in_order(const FewRowsProblem& p, int blocks, int slots, cudaStream_t stream) {
   const char* const name = "linear: few rows in order";
   InOrderArguments arguments;
   arguments.weight = make_tensor_map(name, lines_of_eights<T>(p.weight, p.features, p.k, Shape::kLines));
@@ -271,8 +266,7 @@ void launch_in_order(const FewRowsProblem& p, int blocks, const InOrderRing& rin
   arguments.rows = static_cast<int>(p.rows);
   arguments.features = static_cast<int>(p.features);
   arguments.num_k = static_cast<int>(ceil_div(p.k, Shape::kSlotK));
-  arguments.slots = ring.slots;
-  arguments.ahead = ring.ahead;
+  arguments.slots = slots;
   LaunchShape shape{static_cast<unsigned>(blocks), Shape::kThreads,
                     static_cast<std::size_t>(Shape::kRing + arguments.slots * Shape::kSlotBytes), stream};
   shape.early = true;
@@ -283,11 +277,11 @@ template <class T>
 void few_rows(const FewRowsProblem& p, const FewRowsInOrderPlan& plan, cudaStream_t stream) {
   const auto run = [&](auto shape_type) {
     using Shape = decltype(shape_type);
-    launch_in_order<T, Shape>(p, plan.blocks, in_order_ring<Shape>(p, plan.blocks), stream);
+    launch_in_order<T, Shape>(p, plan.blocks, in_order_slots<Shape>(p, plan.blocks), stream);
   };
-  if (p.rows <= 8) return run(InOrderShape<8, 4>{});
-  if (p.rows <= 16) return run(InOrderShape<16, 4>{});
-  p.rows <= 32 ? run(InOrderShape<32, 2>{}) : run(InOrderShape<64, 2>{});
+  if (p.rows <= 8) return run(InOrderShape<8>{});
+  if (p.rows <= 16) return run(InOrderShape<16>{});
+  p.rows <= 32 ? run(InOrderShape<32>{}) : run(InOrderShape<64>{});
 }
 
 }  // namespace flashkernel::cuda::sm90a

@@ -197,6 +197,8 @@ Verdict linear_few_rows_supports(const LinearParams& p, DType dtype) {
            "1024 up to 8192 of at most 8";
   if (std::is_same_v<Kernel, FewRowsInOrderPlan> && !few_rows_plan::takes_in_order(extent_of(p)))
     return "it takes weights along in_features, a multiple of 64";
+  if (std::is_same_v<Kernel, FewRowsBlocksInOrderPlan> && !extent_of(p).k_major)
+    return "it takes weights along in_features";
   return Verdict::ok();
 }
 
@@ -204,8 +206,9 @@ template <class Kernel>
 float linear_few_rows_cost_us(const LinearParams& p, const DeviceFacts& facts) {
   const double us = linear_us(p, rates::kLinearFewRowsSm90a);
   bool best = false;
-  if constexpr (std::is_same_v<Kernel, FewRowsInOrderPlan>)
-    best = facts.invariant;  // else no other order would be slower
+  if constexpr (std::is_same_v<Kernel, FewRowsInOrderPlan> || std::is_same_v<Kernel, FewRowsBlocksInOrderPlan>)
+    // Outside of the invariant mode the other kernels have the calls: their ranges were measured without these.
+    best = facts.invariant && std::holds_alternative<Kernel>(plan_few_rows_in_order(extent_of(p), facts.num_sms));
   else
     best = std::holds_alternative<Kernel>(plan_few_rows(extent_of(p), gemm_device(facts)));
   return static_cast<float>(best ? us : kOutsideItsRange * us);
@@ -243,6 +246,7 @@ FK_INSTANCE(FewRowsDirectPlan)
 FK_INSTANCE(FewRowsStreamPlan)
 FK_INSTANCE(FewRowsBlocksPlan)
 FK_INSTANCE(FewRowsInOrderPlan)
+FK_INSTANCE(FewRowsBlocksInOrderPlan)
 #undef FK_INSTANCE
 
 Verdict linear_bwd_supports(const LinearBackwardParams& p, DType dtype) {
