@@ -210,7 +210,8 @@ KernelTable<SoftmaxParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxParams> rows[] = {
 #if FK_WITH_SM90A
     in_clusters<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports,
-                               cuda::sm90a::plan_softmax_long_rows, cuda::sm90a::softmax_long_rows),
+                               cuda::sm90a::plan_softmax_long_rows, cuda::sm90a::softmax_long_rows,
+                               cuda::sm90a::softmax_long_rows_are_invariant),
 #endif
     planned_rows<SoftmaxParams, 1>("softmax/cuda/generic/held", cuda::softmax_held_supports, cuda::plan_softmax_held,
                                    cuda::softmax),
@@ -225,7 +226,8 @@ KernelTable<SoftmaxBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {
 #if FK_WITH_SM90A
     in_clusters<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports,
-                                       cuda::sm90a::plan_softmax_bwd_long_rows, cuda::sm90a::softmax_bwd_long_rows),
+                                       cuda::sm90a::plan_softmax_bwd_long_rows, cuda::sm90a::softmax_bwd_long_rows,
+                                       cuda::sm90a::softmax_bwd_long_rows_are_invariant),
 #endif
     planned_rows<SoftmaxBackwardParams, 1>("softmax_bwd/cuda/generic/held", cuda::softmax_bwd_held_supports,
                                            cuda::plan_softmax_bwd_held, cuda::softmax_bwd),
