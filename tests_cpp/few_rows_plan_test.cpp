@@ -122,6 +122,39 @@ TEST(FewRowsPlan, ThresholdsAreWhereTheyAreNamed) {
   EXPECT_FALSE(stream(4, 132 * kStreamFrom / 2048, 2048, 4));
 }
 
+TEST(FewRowsPlan, TheOrderOfTheTilesHasABlockAMultiprocessor) {
+  const auto blocks = [](std::int64_t features) {
+    return plan_few_rows_by<FewRowsInOrderPlan>({1, features, 4096}, kH200).blocks;
+  };
+  EXPECT_EQ(blocks(128256), 132);
+  EXPECT_EQ(blocks(4096), 132);
+  EXPECT_EQ(blocks(1024), 128);  // of 8 features
+  EXPECT_EQ(blocks(1), 1);
+  EXPECT_TRUE(few_rows_plan::takes_in_order({64, 8, 64}));
+  EXPECT_FALSE(few_rows_plan::takes_in_order({1, 8, 72}));
+  EXPECT_FALSE(few_rows_plan::takes_in_order({1, 8, 64, false}));
+}
+
+TEST(FewRowsPlan, TheOrderOfTheTilesIsTheBlocksWhereManyRowsHaveManyFeatures) {
+  const auto plan = [](std::int64_t rows, std::int64_t k, std::int64_t features) -> std::string {
+    const FewRowsPlanInOrder chosen = plan_few_rows_in_order({rows, features, k}, kH200.num_sms);
+    if (std::holds_alternative<FewRowsInOrderPlan>(chosen)) return "in order";
+    return Text()(std::get<FewRowsBlocksInOrderPlan>(chosen).blocks);
+  };
+  for (const std::int64_t rows : {1, 32}) {
+    EXPECT_EQ(plan(rows, 2048, 128256), "in order");
+    EXPECT_EQ(plan(rows, 4096, 4096), "in order");
+    EXPECT_EQ(plan(rows, 14336, 1024), "in order");
+  }
+  EXPECT_EQ(plan(64, 14336, 1024), "in order");
+  EXPECT_EQ(plan(64, 2048, 2048), "in order");
+  EXPECT_EQ(plan(64, 768, 132 * few_rows_plan::kMostFeaturesInOrder), "in order");
+  EXPECT_EQ(plan(33, 768, 132 * few_rows_plan::kMostFeaturesInOrder + 8), "blocks of 32, 1");
+  EXPECT_EQ(plan(64, 4096, 4096), "blocks of 32, 1");
+  EXPECT_EQ(plan(64, 2048, 8192), "blocks of 64, 1, pairs");
+  EXPECT_EQ(plan(1, 4104, 4096), "blocks of 32, 1");  // k ends within a line
+}
+
 TEST(FewRowsPlan, AForcedKernelHasAPlanWhereAnotherIsBetter) {
   for (const std::int64_t features : {8, 1000, 4096, 151936})
     for (const std::int64_t k : {32, 1024, 1280, 2048, 4096}) {
@@ -132,6 +165,7 @@ TEST(FewRowsPlan, AForcedKernelHasAPlanWhereAnotherIsBetter) {
       EXPECT_GE(256 * direct.chunks, k);
       EXPECT_EQ(plan_few_rows_by<FewRowsStreamPlan>(p, kH200).blocks, 132);
       EXPECT_GE(plan_few_rows_by<FewRowsBlocksPlan>(p, kH200).block_features, 24);
+      EXPECT_EQ(plan_few_rows_by<FewRowsBlocksInOrderPlan>(p, kH200).blocks.splits, 1);
     }
 }
 

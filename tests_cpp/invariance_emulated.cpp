@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "conformance/test_tensor.hpp"
@@ -240,7 +241,9 @@ template <class Run>
 void check_rows(const char* what, DType dtype, std::int64_t all, std::int64_t columns, Run run) {
   TestTensor whole = make("whole", dtype, {all, columns});
   run(0, all, whole.view());
-  for (const auto& [first, rows] : {std::pair{7, 1}, std::pair{0, 3}, std::pair{2, 17}}) {
+  for (const auto& [first, rows] :
+       {std::pair{7, 1}, std::pair{0, 3}, std::pair{4, 1}, std::pair{2, 17}, std::pair{5, 35}}) {
+    if (first + rows > all) continue;
     TestTensor out = make("out", dtype, {rows, columns});
     run(first, rows, out.view());
     expect_same(out, 0, whole, first, rows, what);
@@ -250,7 +253,7 @@ void check_rows(const char* what, DType dtype, std::int64_t all, std::int64_t co
 TEST(Invariance, Linear) {
   const InvariantScope scope;
   for (const DType dtype : kFloats)
-    for (const auto& [features, outputs] : {std::pair{776, 72}, std::pair{1032, 77}}) {
+    for (const auto& [features, outputs] : {std::pair{776, 72}, std::pair{1032, 77}, std::pair{1088, 616}}) {
       const TestTensor x = random("x", dtype, {70, features}, 1),
                        weight = random("weight", dtype, {outputs, features}, 2),
                        bias = random("bias", dtype, {outputs}, 3);
@@ -263,6 +266,38 @@ TEST(Invariance, Linear) {
                    LinearGradients gradients;
                    gradients.x = out;
                    linear_backward(rows_of(grad, first, rows), rows_of(x, first, rows), weight.view(), {}, gradients);
+                 });
+    }
+}
+
+std::string kernel_of_softmax(const TensorView& x, const TensorView& out) {
+  Explanation explanation;
+  ExecutionContext context;
+  context.explain = &explanation;
+  softmax(x, out, -1, context);
+  return explanation.kernel;
+}
+
+/// Longer rows than a block holds. On 9.0 clusters hold them, and rows with a gap that leaves them off 16-byte
+/// boundaries are refused: the first of them, alone, would begin at one.
+TEST(Invariance, LongRowsOfSoftmax) {
+  const InvariantScope scope;
+  constexpr std::int64_t kRows = 6;
+  for (const DType dtype : kFloats)
+    for (const std::int64_t columns : {32776, 50008}) {
+      const TestTensor x = random("x", dtype, {kRows, columns}, 1), y = random("y", dtype, {kRows, columns}, 2);
+      const TestTensor padded = make("padded", dtype, {kRows, columns + 1}), out = make("out", dtype, {kRows, columns});
+      TensorView all = padded.view();
+      all.shape[1] = columns;
+      const std::string kernel = kernel_of_softmax(x.view(), out.view());
+      EXPECT_EQ(kernel, kernel_of_softmax(rows_of(x, 3, 1), rows_of(out, 3, 1)));
+      EXPECT_EQ(kernel_of_softmax(all, out.view()), kernel == "softmax/cuda/sm90a/long_rows" ? "" : kernel);
+      check_rows(
+          "softmax of long rows", dtype, kRows, columns,
+          [&](std::int64_t from, std::int64_t rows, const TensorView& to) { softmax(rows_of(x, from, rows), to); });
+      check_rows("its gradient", dtype, kRows, columns,
+                 [&](std::int64_t from, std::int64_t rows, const TensorView& to) {
+                   softmax_backward(rows_of(x, from, rows), rows_of(y, from, rows), to);
                  });
     }
 }

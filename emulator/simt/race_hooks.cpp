@@ -40,5 +40,12 @@ void __tsan_vptr_read(void**) {}
 
 // Atomics of C++, not of CUDA: guards of static variables.
 std::uint8_t __tsan_atomic8_load(const volatile std::uint8_t* at, int) { return __atomic_load_n(at, __ATOMIC_SEQ_CST); }
+std::uint64_t __tsan_atomic64_load(const volatile std::uint64_t* at, int) {
+  return __atomic_load_n(at, __ATOMIC_SEQ_CST);
+}
+int __tsan_atomic64_compare_exchange_strong(volatile std::uint64_t* at, std::uint64_t* expected, std::uint64_t value,
+                                            int, int) {
+  return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
 
 }  // extern "C"

@@ -45,7 +45,8 @@ KernelTable<SwigluBackwardParams> cuda_kernels() {
 template <>
 KernelTable<LinearParams> cuda_kernels() {
   using cuda::sm80::linear_few_rows_supports;
-  using cuda::sm90a::FewRowsBlocksPlan, cuda::sm90a::FewRowsDirectPlan, cuda::sm90a::FewRowsStreamPlan;
+  using cuda::sm90a::FewRowsBlocksInOrderPlan, cuda::sm90a::FewRowsBlocksPlan, cuda::sm90a::FewRowsDirectPlan,
+      cuda::sm90a::FewRowsInOrderPlan, cuda::sm90a::FewRowsStreamPlan;
   using cuda::sm90a::GemmWork;
   static constexpr KernelEntry<LinearParams> rows[] = {
 #if FK_WITH_SM90A
@@ -55,12 +56,20 @@ KernelTable<LinearParams> cuda_kernels() {
                                                         arithmetic::kStreamSm90a),
     hopper_few_rows<FewRowsBlocksPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/blocks",
                                                         arithmetic::kBlocksSm90a),
+    hopper_few_rows<FewRowsInOrderPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/in_order",
+                                                         arithmetic::kWholeKSm90a),
+    hopper_few_rows<FewRowsBlocksInOrderPlan, DType::kFloat16>("linear/cuda/sm90a/f16/few_rows/blocks_in_order",
+                                                               arithmetic::kWholeKSm90a),
     hopper_few_rows<FewRowsDirectPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/direct",
                                                          arithmetic::kDirectSm90a),
     hopper_few_rows<FewRowsStreamPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/stream",
                                                          arithmetic::kStreamSm90a),
     hopper_few_rows<FewRowsBlocksPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/blocks",
                                                          arithmetic::kBlocksSm90a),
+    hopper_few_rows<FewRowsInOrderPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/in_order",
+                                                          arithmetic::kWholeKSm90a),
+    hopper_few_rows<FewRowsBlocksInOrderPlan, DType::kBFloat16>("linear/cuda/sm90a/bf16/few_rows/blocks_in_order",
+                                                                arithmetic::kWholeKSm90a),
 #endif
     plain<LinearParams, cuda::sm80::linear_few_rows_f16>(
         "linear/cuda/sm80/f16/few_rows", kAmpere, arithmetic::kLanesSm80, linear_few_rows_supports<DType::kFloat16>,
@@ -201,7 +210,8 @@ KernelTable<SoftmaxParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxParams> rows[] = {
 #if FK_WITH_SM90A
     in_clusters<SoftmaxParams>("softmax/cuda/sm90a/long_rows", cuda::sm90a::softmax_long_rows_supports,
-                               cuda::sm90a::plan_softmax_long_rows, cuda::sm90a::softmax_long_rows),
+                               cuda::sm90a::plan_softmax_long_rows, cuda::sm90a::softmax_long_rows,
+                               cuda::sm90a::softmax_long_rows_are_invariant),
 #endif
     planned_rows<SoftmaxParams, 1>("softmax/cuda/generic/held", cuda::softmax_held_supports, cuda::plan_softmax_held,
                                    cuda::softmax),
@@ -216,7 +226,8 @@ KernelTable<SoftmaxBackwardParams> cuda_kernels() {
   static constexpr KernelEntry<SoftmaxBackwardParams> rows[] = {
 #if FK_WITH_SM90A
     in_clusters<SoftmaxBackwardParams>("softmax_bwd/cuda/sm90a/long_rows", cuda::sm90a::softmax_bwd_long_rows_supports,
-                                       cuda::sm90a::plan_softmax_bwd_long_rows, cuda::sm90a::softmax_bwd_long_rows),
+                                       cuda::sm90a::plan_softmax_bwd_long_rows, cuda::sm90a::softmax_bwd_long_rows,
+                                       cuda::sm90a::softmax_bwd_long_rows_are_invariant),
 #endif
     planned_rows<SoftmaxBackwardParams, 1>("softmax_bwd/cuda/generic/held", cuda::softmax_bwd_held_supports,
                                            cuda::plan_softmax_bwd_held, cuda::softmax_bwd),

@@ -536,12 +536,15 @@ constexpr KernelEntry<Params> planned_rows(const char* name, typename RowFunctio
   return kReads == 1 ? invariant(entry, is_held) : invariant(entry);
 }
 
-/// Rows that the blocks of a cluster share.
+/// Rows that the blocks of a cluster share; `which` of them in the invariant mode, null: none.
 template <class Params>
 constexpr KernelEntry<Params> in_clusters(const char* name, typename RowFunctions<Params>::Supports supports,
                                           typename RowFunctions<Params>::MakePlan plan,
-                                          typename RowFunctions<Params>::Launch launch) {
-  return row<Params>(name, kHopper, arithmetic::kClusterOfARow, supports, cuda::clusters_cost_us<Params>, plan, launch);
+                                          typename RowFunctions<Params>::Launch launch,
+                                          typename RowFunctions<Params>::InvariantFor which = nullptr) {
+  return invariant(
+      row<Params>(name, kHopper, arithmetic::kClusterOfARow, supports, cuda::clusters_cost_us<Params>, plan, launch),
+      which);
 }
 
 }  // namespace flashkernel::cuda_rows

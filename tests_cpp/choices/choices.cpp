@@ -4,6 +4,7 @@
 // Needs the CUDA table, whose functions the emulated kernels bring along; nothing is launched.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "choices/grid.hpp"
 #include "choices/text.hpp"
+#include "cuda/arithmetic.hpp"
 #include "cuda/host/row_plan.hpp"
 #include "hopper_devices.hpp"
 #include "ops/select.hpp"
@@ -209,36 +211,46 @@ TEST(RowPlans, ANormsPlanHasTheBlockOfItsLaunch) {
   EXPECT_NE(plan_of(4096, 4096, false).kernel, plan_of(4096, 4096, true).kernel);
 }
 
-/// The row and the plan that the invariant mode gives a call on an H200.
-template <class Params>
-std::string row_in_mode(const Params& p, cuda::BlockRows<Params>* plan = nullptr) {
+DeviceFacts h200_in_mode() {
   DeviceFacts facts = h200();
   facts.clusters = &cuda::sm90a::kH200.clusters;
-  facts = in_mode(facts);
+  return in_mode(facts);
+}
+
+/// The arithmetic that the invariant mode gives a call on an H200.
+template <class Params>
+std::string row_in_mode(const Params& p) {
+  const Choice<Params> choice = choose_invariant(p, DeviceType::kCuda, h200_in_mode());
+  return choice.row ? choice.row->state.arithmetic : "none";
+}
+
+/// The same of a norm or of softmax, and what decides in which order a row is added.
+template <class Params>
+std::string cut_in_mode(const Params& p) {
+  const DeviceFacts facts = h200_in_mode();
   const Choice<Params> choice = choose_invariant(p, DeviceType::kCuda, facts);
   if (!choice.row) return "none";
-  if (plan) *plan = make_plan(choice, p, facts).template as<cuda::BlockRows<Params>>();
-  return choice.row->state.arithmetic;
+  const Plan plan = make_plan(choice, p, facts);
+  const std::string arithmetic = choice.row->state.arithmetic;
+  if (arithmetic == cuda::arithmetic::kClusterOfARow) {
+    const auto& rows = plan.as<cuda::ClusterRows>();
+    return arithmetic + numbers({rows.blocks, rows.share});
+  }
+  return arithmetic + numbers({reinterpret_cast<std::intptr_t>(plan.as<cuda::BlockRows<Params>>().kernel)});
 }
 
 TEST(InvariantMode, ANormsPlanIsThatOfAnyNumberOfRows) {
   for (const std::int64_t features : {64, 777, 1024, 4096, 9000, 40000})
     for (const bool residual : {false, true}) {
-      cuda::BlockRows<NormParams> first;
-      std::string arithmetic;
-      for (const std::int64_t rows : {1, 2, 500, 100000}) {
-        cuda::BlockRows<NormParams> plan;
-        const std::string own = row_in_mode(rms_norm_of(rows, features, residual), &plan);
-        if (rows == 1) first = plan, arithmetic = own;
-        EXPECT_EQ(own, arithmetic);
-        EXPECT_EQ(plan.kernel, first.kernel) << rows << " rows of " << features;
-      }
+      const std::string first = cut_in_mode(rms_norm_of(1, features, residual));
+      for (const std::int64_t rows : {2, 500, 100000})
+        EXPECT_EQ(cut_in_mode(rms_norm_of(rows, features, residual)), first) << rows << " rows of " << features;
     }
 }
 
 TEST(InvariantMode, ASoftmaxsPlanIsThatOfAnyNumberOfRows) {
-  for (const std::int64_t columns : {33, 512, 4096, 16384, 32000, 128256}) {
-    cuda::BlockRows<SoftmaxParams> first;
+  for (const std::int64_t columns : {33, 512, 4096, 16384, 32000, 32768, 128256, 131072, 128257, 151936}) {
+    std::string first;
     for (const std::int64_t rows : {1, 2, 500, 100000}) {
       SoftmaxParams p;
       p.dtype = DType::kFloat32;
@@ -249,11 +261,12 @@ TEST(InvariantMode, ASoftmaxsPlanIsThatOfAnyNumberOfRows) {
       p.x = p.out = address();
       p.stride_x[0] = p.stride_out[0] = columns;
       p.stride_x_column = p.stride_out_column = 1;
-      cuda::BlockRows<SoftmaxParams> plan;
-      EXPECT_NE(row_in_mode(p, &plan), "none");
-      if (rows == 1) first = plan;
-      EXPECT_EQ(plan.kernel, first.kernel) << rows << " rows of " << columns;
+      if (rows == 1) first = cut_in_mode(p);
+      EXPECT_EQ(cut_in_mode(p), first) << rows << " rows of " << columns;
     }
+    const bool in_clusters = columns >= 32768 && columns <= 131072 && columns % 4 == 0;
+    EXPECT_EQ(first.find(cuda::arithmetic::kClusterOfARow) != first.npos, in_clusters) << first;
+    EXPECT_NE(first, "none");
   }
 }
 
@@ -274,6 +287,29 @@ TEST(InvariantMode, LinearHasOneArithmeticForAnyNumberOfRows) {
       p.stride_out_row = out;
       EXPECT_EQ(row_in_mode(p), arithmetic) << rows << " rows";
     }
+}
+
+TEST(InvariantMode, LinearOfFewRowsRunsAKernelOfFewRows) {
+  const auto kernel = [](std::int64_t rows, std::int64_t in, std::int64_t out, bool along_in = true) -> std::string {
+    LinearParams p;
+    p.dtype = DType::kBFloat16;
+    p.device = Device::cuda(0);
+    p.rows = rows, p.in_features = in, p.out_features = out;
+    p.x = p.weight = address();
+    p.out = address();
+    p.stride_x_row = in;
+    p.stride_weight_out = along_in ? in : 1, p.stride_weight_in = along_in ? 1 : out;
+    p.stride_out_row = out;
+    const std::string name = choose_invariant(p, DeviceType::kCuda, h200_in_mode()).row->state.name;
+    return name.substr(std::string("linear/cuda/sm90a/bf16/").size());
+  };
+  EXPECT_EQ(kernel(1, 4096, 4096), "few_rows/in_order");
+  EXPECT_EQ(kernel(32, 14336, 1024), "few_rows/in_order");
+  EXPECT_EQ(kernel(64, 14336, 1024), "few_rows/in_order");
+  EXPECT_EQ(kernel(64, 4096, 4096), "few_rows/blocks_in_order");
+  EXPECT_EQ(kernel(1, 4104, 4096), "few_rows/blocks_in_order");
+  EXPECT_EQ(kernel(65, 4096, 4096).substr(0, 6), "large/");
+  EXPECT_EQ(kernel(1, 4096, 4096, false).substr(0, 6), "large/");
 }
 
 TEST(RowPlans, ASoftmaxsPlanHasTheBlockOfItsLaunch) {

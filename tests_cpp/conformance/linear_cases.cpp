@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "conformance/conformance.hpp"
 #include "conformance/device_memory.hpp"
@@ -184,6 +185,29 @@ void forward_cases(CaseList& list) {
               std::to_string(size.out),
           few, "/few_rows/" + row);
     }
+    // The order of the tiles for few rows: as many columns of x as there are, slots of 256 k that end with it or not,
+    // and of features less than one a multiprocessor, one tile, two (emulated: more), an eight that is cut.
+    const auto in_order = [&](std::int64_t rows, std::int64_t in, std::int64_t out, Activation activation,
+                              const std::function<void(Spec&)>& change) {
+      Spec spec{dtype, rows, in, out, false, activation};
+      change(spec);
+      add("in_order_r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out), spec,
+          "/few_rows/in_order");
+    };
+    in_order(1, 64, 8, Activation::kNone, [](Spec& spec) { spec.bias = false; });
+    in_order(1, 4096, 96, Activation::kNone, [](Spec&) {});
+    in_order(5, 704, 616, Activation::kSilu, [](Spec& spec) { spec.bias_fp32 = spec.preactivation = true; });
+    in_order(8, 2048, 128, Activation::kGeluTanh, [](Spec& spec) { spec.weight_gap = 8, spec.y.gap = 8; });
+    in_order(11, 1536, gpu ? 9504 : 296, Activation::kGelu, [](Spec& spec) { spec.x.gap = 24; });
+    in_order(16, 2112, gpu ? 8600 : 520, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    in_order(27, 1088, gpu ? 5272 : 152, Activation::kSilu, [](Spec& spec) { spec.bias_layout.offset = 1; });
+    in_order(64, 1024, 344, Activation::kGeluTanh, [](Spec& spec) { spec.preactivation = true; });
+    in_order(40, 320, gpu ? 17003 : 531, Activation::kNone, [](Spec& spec) { spec.y.gap = 5; });
+    // The same by the blocks: where k ends within a line, lines in pairs, two blocks a multiprocessor.
+    for (const auto& [rows, in, out] :
+         {std::tuple{3, 72, 24}, {33, 2048, gpu ? 8192 : 248}, {64, 392, gpu ? 19008 : 576}})
+      add("blocks_in_order_r" + std::to_string(rows) + "_i" + std::to_string(in) + "_o" + std::to_string(out),
+          {dtype, rows, in, out, false, Activation::kGelu}, "/few_rows/blocks_in_order");
     // Full waves of ping-pong tiles, one to four a multiprocessor, the last rows and columns cut: 2 of 112 columns
     // (216), 3 of 128 (376), 2 or 3 of 144 (280, 432), 2 of 160 (320), 1 or 3 of 168 (168, 504), 2 of 176 (352), 3 or 4
     // of 192 (544, 568, 736). With enough k-tiles of 64 and a bias that the copy engine can fetch a thread of the

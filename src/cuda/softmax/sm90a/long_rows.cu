@@ -5,6 +5,7 @@
 #include "cuda/softmax/sm90a/long_rows.hpp"
 
 #include "cuda/pipeline/long_rows.cuh"
+#include "cuda/row_costs.hpp"
 #include "cuda/tile/softmax_row.cuh"
 #include "cuda/pipeline/turn.cuh"
 
@@ -135,12 +136,17 @@ void with_kernel(const SoftmaxBackwardParams& p, F f) {
   });
 }
 
+/// `vectors`: the rows are.
 template <class Params>
-Verdict supports(const Params& p) {
-  Verdict verdict = lr::serves(p.dtype, p.columns, rows_are_vectors(p));
+Verdict supports(const Params& p, bool vectors) {
+  Verdict verdict = lr::serves(p.dtype, p.columns, vectors);
   if (verdict)
     with_kernel(p, [&](const auto& kernel) { verdict = lr::cluster_fits(kernel, p.columns, p.device.index); });
   return verdict;
+}
+template <class Params>
+bool are_invariant(const Params& p) {
+  return is_for_clusters(p) && supports(p, row_bytes(p.dtype, p.columns) % 16 == 0);
 }
 template <class Params>
 Plan plan(const Params& p) {
@@ -158,8 +164,10 @@ void run(const Params& p, const Plan& plan, Stream stream) {
 
 }  // namespace
 
-Verdict softmax_long_rows_supports(const SoftmaxParams& p) { return supports(p); }
-Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams& p) { return supports(p); }
+Verdict softmax_long_rows_supports(const SoftmaxParams& p) { return supports(p, rows_are_vectors(p)); }
+Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams& p) { return supports(p, rows_are_vectors(p)); }
+bool softmax_long_rows_are_invariant(const SoftmaxParams& p) { return are_invariant(p); }
+bool softmax_bwd_long_rows_are_invariant(const SoftmaxBackwardParams& p) { return are_invariant(p); }
 Plan plan_softmax_long_rows(const SoftmaxParams& p, const DeviceFacts&) { return plan(p); }
 Plan plan_softmax_bwd_long_rows(const SoftmaxBackwardParams& p, const DeviceFacts&) { return plan(p); }
 void softmax_long_rows(const SoftmaxParams& p, const Plan& plan, void*, Stream stream) { run(p, plan, stream); }

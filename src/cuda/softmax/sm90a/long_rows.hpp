@@ -9,6 +9,10 @@ namespace flashkernel::cuda::sm90a {
 
 Verdict softmax_long_rows_supports(const SoftmaxParams&);
 Verdict softmax_bwd_long_rows_supports(const SoftmaxBackwardParams&);
+/// Whether rows of as many columns are served so in the invariant mode: those that clusters are the fastest for, where
+/// the GPU runs clusters of so many blocks. The columns alone decide, here and in how a row is added.
+bool softmax_long_rows_are_invariant(const SoftmaxParams&);
+bool softmax_bwd_long_rows_are_invariant(const SoftmaxBackwardParams&);
 // ClusterRows.
 Plan plan_softmax_long_rows(const SoftmaxParams&, const DeviceFacts&);
 Plan plan_softmax_bwd_long_rows(const SoftmaxBackwardParams&, const DeviceFacts&);

@@ -383,4 +383,9 @@ void few_rows(const FewRowsProblem& p, const FewRowsBlocksPlan& plan, cudaStream
   with_rows(std::integral_constant<int, 64>{});
 }
 
+template <class T>
+void few_rows(const FewRowsProblem& p, const FewRowsBlocksInOrderPlan& plan, cudaStream_t stream) {
+  few_rows<T>(p, plan.blocks, stream);
+}
+
 }  // namespace flashkernel::cuda::sm90a

@@ -6,6 +6,8 @@ namespace flashkernel::cuda::sm90a {
 
 template void few_rows<__half>(const FewRowsProblem&, const FewRowsBlocksPlan&, cudaStream_t);
 template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsBlocksPlan&, cudaStream_t);
+template void few_rows<__half>(const FewRowsProblem&, const FewRowsBlocksInOrderPlan&, cudaStream_t);
+template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsBlocksInOrderPlan&, cudaStream_t);
 template void few_rows<__half>(const FewRowsProblem&, const FewRowsDirectPlan&, cudaStream_t);
 template void few_rows<__nv_bfloat16>(const FewRowsProblem&, const FewRowsDirectPlan&, cudaStream_t);
 

@@ -1,4 +1,4 @@
-// linear for few rows (decode): what its three kernels are given. Which one serves is in plan.hpp.
+// linear for few rows (decode): what its kernels are given. Which one serves is in plan.hpp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,5 +40,9 @@ template <class T>
 void few_rows(const FewRowsProblem& problem, const FewRowsStreamPlan& plan, cudaStream_t stream);
 template <class T>
 void few_rows(const FewRowsProblem& problem, const FewRowsBlocksPlan& plan, cudaStream_t stream);
+template <class T>
+void few_rows(const FewRowsProblem& problem, const FewRowsInOrderPlan& plan, cudaStream_t stream);
+template <class T>
+void few_rows(const FewRowsProblem& problem, const FewRowsBlocksInOrderPlan& plan, cudaStream_t stream);
 
 }  // namespace flashkernel::cuda::sm90a

@@ -1,5 +1,5 @@
-// Which of the three kernels for few rows serves a call of linear, and how it is cut: a function of the call's shape
-// and of what the device runs at once, tested without a GPU. Measured on H200s: lab/notebooks/linear_few_rows.md.
+// Which of the kernels for few rows serves a call of linear, and how it is cut: a function of the call's shape and of
+// what the device runs at once, tested without a GPU. Measured on H200s: lab/notebooks/linear_few_rows.md.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,18 @@ struct FewRowsBlocksPlan {
 };
 inline constexpr int kMostBlockFeatures = 128;
 
+/// in_order.cuh: as many blocks, which share the features evenly.
+struct FewRowsInOrderPlan {
+  int blocks = 0;
+};
+
+/// blocks.cuh with all of k in a block, whose order is that of in_order.cuh.
+struct FewRowsBlocksInOrderPlan {
+  FewRowsBlocksPlan blocks;
+};
+
 using FewRowsPlan = std::variant<FewRowsDirectPlan, FewRowsStreamPlan, FewRowsBlocksPlan>;
+using FewRowsPlanInOrder = std::variant<FewRowsInOrderPlan, FewRowsBlocksInOrderPlan>;
 
 namespace few_rows_plan {
 
@@ -160,9 +171,27 @@ inline bool is_stream(const FewRowsExtent& p, int num_sms, const FewRowsBlocksPl
   return instead.splits <= 2 && weights >= least;
 }
 
+/// Whether in_order.cuh can run it.
+inline bool takes_in_order(const FewRowsExtent& p) { return p.k_major && p.k % kGemmTileK == 0; }
+
+/// Features of a multiprocessor up to which in_order.cuh is the faster one for more than 32 rows. Measured with 64 rows
+/// and 8, 16 and 24 features, where it was 3 to 12 % faster, and 31 and more, where it was 2 to 16 % slower
+/// (lab/notebooks/invariance.md). Up to 32 rows it was level or faster with any number of features.
+inline constexpr std::int64_t kMostFeaturesInOrder = 24, kFewRowsInOrder = 32;
+
+/// Whether in_order.cuh is the faster of the two kernels that add in the order of the tiles.
+inline bool is_in_order(const FewRowsExtent& p, int num_sms) {
+  return takes_in_order(p) && (p.rows <= kFewRowsInOrder || p.features <= num_sms * kMostFeaturesInOrder);
+}
+
+/// Features are shared by eights.
+inline FewRowsInOrderPlan in_order(const FewRowsExtent& p, int num_sms) {
+  return {static_cast<int>(std::min<std::int64_t>(num_sms, ceil_div(p.features, 8)))};
+}
+
 }  // namespace few_rows_plan
 
-/// The best of the three kernels for the call.
+/// The best of the three kernels that add in orders of their own.
 inline FewRowsPlan plan_few_rows(const FewRowsExtent& p, const GemmDevice& device) {
   if (few_rows_plan::is_direct(p, device.num_sms)) return few_rows_plan::direct(p, device.num_sms);
   const FewRowsBlocksPlan blocks = few_rows_plan::blocks(p, device);
@@ -170,13 +199,24 @@ inline FewRowsPlan plan_few_rows(const FewRowsExtent& p, const GemmDevice& devic
   return blocks;
 }
 
-/// The plan of one of them, for calls that it takes.
+/// The best of the two that add in the order of many rows' tiles, for weights along in. It was ahead of the tiles, or
+/// level, in every shape that was measured.
+inline FewRowsPlanInOrder plan_few_rows_in_order(const FewRowsExtent& p, int num_sms) {
+  if (few_rows_plan::is_in_order(p, num_sms)) return few_rows_plan::in_order(p, num_sms);
+  return FewRowsBlocksInOrderPlan{few_rows_plan::whole(p, num_sms)};
+}
+
+/// The plan of one of the five, for calls that it takes.
 template <class Kernel>
 Kernel plan_few_rows_by(const FewRowsExtent& p, const GemmDevice& device) {
   if constexpr (std::is_same_v<Kernel, FewRowsDirectPlan>)
     return few_rows_plan::direct(p, device.num_sms);
   else if constexpr (std::is_same_v<Kernel, FewRowsStreamPlan>)
     return {device.num_sms};
+  else if constexpr (std::is_same_v<Kernel, FewRowsInOrderPlan>)
+    return few_rows_plan::in_order(p, device.num_sms);
+  else if constexpr (std::is_same_v<Kernel, FewRowsBlocksInOrderPlan>)
+    return {few_rows_plan::whole(p, device.num_sms)};
   else
     return few_rows_plan::blocks(p, device);
 }

@@ -195,13 +195,22 @@ Verdict linear_few_rows_supports(const LinearParams& p, DType dtype) {
   if (std::is_same_v<Kernel, FewRowsStreamPlan> && !few_rows_plan::takes_stream(extent_of(p)))
     return "it takes weights along in_features: a multiple of 32 from 1280 to 16384 of at most 4 rows, a multiple of "
            "1024 up to 8192 of at most 8";
+  if (std::is_same_v<Kernel, FewRowsInOrderPlan> && !few_rows_plan::takes_in_order(extent_of(p)))
+    return "it takes weights along in_features, a multiple of 64";
+  if (std::is_same_v<Kernel, FewRowsBlocksInOrderPlan> && !extent_of(p).k_major)
+    return "it takes weights along in_features";
   return Verdict::ok();
 }
 
 template <class Kernel>
 float linear_few_rows_cost_us(const LinearParams& p, const DeviceFacts& facts) {
   const double us = linear_us(p, rates::kLinearFewRowsSm90a);
-  const bool best = std::holds_alternative<Kernel>(plan_few_rows(extent_of(p), gemm_device(facts)));
+  bool best = false;
+  if constexpr (std::is_same_v<Kernel, FewRowsInOrderPlan> || std::is_same_v<Kernel, FewRowsBlocksInOrderPlan>)
+    // Outside of the invariant mode the other kernels have the calls: their ranges were measured without these.
+    best = facts.invariant && std::holds_alternative<Kernel>(plan_few_rows_in_order(extent_of(p), facts.num_sms));
+  else
+    best = std::holds_alternative<Kernel>(plan_few_rows(extent_of(p), gemm_device(facts)));
   return static_cast<float>(best ? us : kOutsideItsRange * us);
 }
 
@@ -236,6 +245,8 @@ void linear_few_rows(const LinearParams& p, const Plan& plan, void*, Stream stre
 FK_INSTANCE(FewRowsDirectPlan)
 FK_INSTANCE(FewRowsStreamPlan)
 FK_INSTANCE(FewRowsBlocksPlan)
+FK_INSTANCE(FewRowsInOrderPlan)
+FK_INSTANCE(FewRowsBlocksInOrderPlan)
 #undef FK_INSTANCE
 
 Verdict linear_bwd_supports(const LinearBackwardParams& p, DType dtype) {

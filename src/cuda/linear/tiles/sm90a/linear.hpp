@@ -31,8 +31,7 @@ template <GemmWork kWork>
 Plan plan_linear(const LinearParams&, const DeviceFacts&);
 void linear(const LinearParams&, const Plan&, void* workspace, Stream);
 
-/// Kernel: FewRowsDirectPlan, FewRowsStreamPlan or FewRowsBlocksPlan (linear/few_rows/sm90a/plan.hpp), which is the
-/// plan.
+/// Kernel: one of the plans in linear/few_rows/sm90a/plan.hpp, which is the plan.
 template <class Kernel>
 Verdict linear_few_rows_supports(const LinearParams&, DType);
 template <class Kernel>
