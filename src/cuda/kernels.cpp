@@ -169,11 +169,11 @@ KernelTable<NormParams> cuda_kernels() {
     planned_rows<NormParams, 1>("norm/cuda/generic/held", cuda::norm_held_supports, cuda::plan_norm_held,
                                 cuda::norm_fwd),
     planned_rows<NormParams, 2>("norm/cuda/generic/walked", cuda::norm_walked_supports, cuda::plan_norm_walked,
-                                cuda::norm_fwd),
+                                cuda::norm_fwd, cuda::norm_walks_alike),
     planned_rows<NormParams, 1>("norm/cuda/generic/quantized_held", cuda::norm_quantized_held_supports,
                                 cuda::plan_norm_quantized_held, cuda::norm_fwd),
     planned_rows<NormParams, 2>("norm/cuda/generic/quantized_walked", cuda::norm_quantized_walked_supports,
-                                cuda::plan_norm_quantized_walked, cuda::norm_fwd)
+                                cuda::plan_norm_quantized_walked, cuda::norm_fwd, cuda::norm_walks_alike)
   };
   return table(rows);
 }
@@ -216,7 +216,7 @@ KernelTable<SoftmaxParams> cuda_kernels() {
     planned_rows<SoftmaxParams, 1>("softmax/cuda/generic/held", cuda::softmax_held_supports, cuda::plan_softmax_held,
                                    cuda::softmax),
     planned_rows<SoftmaxParams, 2>("softmax/cuda/generic/walked", cuda::softmax_walked_supports,
-                                   cuda::plan_softmax_walked, cuda::softmax)
+                                   cuda::plan_softmax_walked, cuda::softmax, cuda::softmax_walks_alike)
   };
   return table(rows);
 }
@@ -232,7 +232,8 @@ KernelTable<SoftmaxBackwardParams> cuda_kernels() {
     planned_rows<SoftmaxBackwardParams, 1>("softmax_bwd/cuda/generic/held", cuda::softmax_bwd_held_supports,
                                            cuda::plan_softmax_bwd_held, cuda::softmax_bwd),
     planned_rows<SoftmaxBackwardParams, 2>("softmax_bwd/cuda/generic/walked", cuda::softmax_bwd_walked_supports,
-                                           cuda::plan_softmax_bwd_walked, cuda::softmax_bwd)
+                                           cuda::plan_softmax_bwd_walked, cuda::softmax_bwd,
+                                           cuda::softmax_bwd_walks_alike)
   };
   return table(rows);
 }

@@ -524,16 +524,17 @@ constexpr KernelEntry<Params> read_rows(const char* name, typename RowFunctions<
 }
 
 /// The same with a plan. In the invariant mode those that a block can hold are held, cut for many rows, and others are
-/// walked.
+/// walked where they `walk_alike`.
 template <class Params, int kReads>
 constexpr KernelEntry<Params> planned_rows(const char* name, typename RowFunctions<Params>::Supports supports,
                                            typename RowFunctions<Params>::MakePlan plan,
-                                           typename RowFunctions<Params>::Launch launch) {
+                                           typename RowFunctions<Params>::Launch launch,
+                                           typename RowFunctions<Params>::InvariantFor walk_alike = nullptr) {
   constexpr auto kCost =
       kReads == 1 ? cuda::cost_us<Params, rates::kRowsGeneric> : cuda::cost_us<Params, rates::kRowsTwice>;
   const auto entry = row<Params>(name, kEvery, kReads == 1 ? arithmetic::kHeldRow : arithmetic::kWalkedRow, supports,
                                  kCost, plan, launch);
-  return kReads == 1 ? invariant(entry, is_held) : invariant(entry);
+  return kReads == 1 ? invariant(entry, is_held) : invariant(entry, walk_alike);
 }
 
 /// Rows that the blocks of a cluster share; `which` of them in the invariant mode, null: none.

@@ -312,6 +312,37 @@ TEST(InvariantMode, LinearOfFewRowsRunsAKernelOfFewRows) {
   EXPECT_EQ(kernel(1, 4096, 4096, false).substr(0, 6), "large/");
 }
 
+TEST(InvariantMode, WalkedRowsOffVectorsAreRefused) {
+  // Rows of whole vectors with a gap behind them: the first one begins at a multiple of 16 bytes, the second does not,
+  // and alone each would be walked in another order.
+  const auto softmax = [](std::int64_t columns, std::int64_t gap) {
+    SoftmaxParams p;
+    p.dtype = DType::kFloat32;
+    p.device = Device::cuda(0);
+    p.ndim = 1;
+    p.shape[0] = p.rows = 2;
+    p.columns = columns;
+    p.x = p.out = address();
+    p.stride_x[0] = columns + gap, p.stride_out[0] = columns;
+    return choose_invariant(p, DeviceType::kCuda, h200_in_mode()).row != nullptr;
+  };
+  const auto norm = [](std::int64_t features, std::int64_t gap) {
+    NormParams p;
+    p.dtype = DType::kFloat32;
+    p.device = Device::cuda(0);
+    p.kind = NormKind::kRmsNorm;
+    p.rows = 2;
+    p.features = features;
+    p.x = p.out = address();
+    p.stride_x_row = features + gap, p.stride_out_row = features;
+    return choose_invariant(p, DeviceType::kCuda, h200_in_mode()).row != nullptr;
+  };
+  EXPECT_TRUE(softmax(300000, 0) && softmax(300000, 4) && softmax(300001, 0) && softmax(300001, 2));
+  EXPECT_FALSE(softmax(300000, 2));
+  EXPECT_TRUE(norm(40000, 0) && norm(40000, 4) && norm(40001, 0) && norm(40001, 2));
+  EXPECT_FALSE(norm(40000, 2));
+}
+
 TEST(RowPlans, ASoftmaxsPlanHasTheBlockOfItsLaunch) {
   const auto threads_of = [](std::int64_t rows, std::int64_t columns) {
     SoftmaxParams p;

@@ -14,6 +14,9 @@ inline constexpr const char* kWrites8Bits = "writes no elements of 8 bits";
 /// Any rows: each is read again for its results.
 Verdict norm_walked_supports(const NormParams&);
 Plan plan_norm_walked(const NormParams&, const DeviceFacts&);
+/// Whether walked rows are added in an order that follows from their features alone: rows of whole vectors begin at
+/// multiples of 16 bytes, as weight and bias do; others are walked element by element wherever they begin.
+bool norm_walks_alike(const NormParams&);
 /// Whole vectors, in rows that a block holds: each is read once.
 Verdict norm_held_supports(const NormParams&);
 Plan plan_norm_held(const NormParams&, const DeviceFacts&);

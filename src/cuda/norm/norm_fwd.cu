@@ -144,6 +144,10 @@ void norm_fwd(const NormParams& p, const Plan& plan, void*, Stream stream) {
   launch_block_rows("norm", plan.as<BlockRows<NormParams>>(), p, stream);
 }
 
+bool norm_walks_alike(const NormParams& p) {
+  return row_bytes(p.dtype, p.features) % 16 != 0 || norm_rows_are_vectors(p);
+}
+
 Verdict norm_walked_supports(const NormParams& p) {
   if (p.is_quantized()) return kWrites8Bits;
   return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");

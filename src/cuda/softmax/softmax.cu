@@ -112,6 +112,10 @@ Verdict walked_supports(const P& p) {
   return p.rows <= 0x7fffffff ? Verdict::ok() : Verdict("more rows than a grid has blocks");
 }
 template <class P>
+bool walks_alike(const P& p) {
+  return row_bytes(p.dtype, p.columns) % 16 != 0 || rows_are_vectors(p, true);
+}
+template <class P>
 Verdict held_supports(const P& p) {
   if (!is_held_row(p.dtype, p.columns)) return "a block holds rows of up to 64 KB, of fp32 128 KB";
   if (!rows_are_vectors(p)) return "needs neighbouring elements and rows on 16-byte boundaries";
@@ -140,12 +144,14 @@ Verdict softmax_held_supports(const SoftmaxParams& p) { return held_supports(p);
 Plan plan_softmax_held(const SoftmaxParams& p, const DeviceFacts& facts) { return plan(p, false, facts); }
 Verdict softmax_walked_supports(const SoftmaxParams& p) { return walked_supports(p); }
 Plan plan_softmax_walked(const SoftmaxParams& p, const DeviceFacts& facts) { return plan(p, true, facts); }
+bool softmax_walks_alike(const SoftmaxParams& p) { return walks_alike(p); }
 void softmax(const SoftmaxParams& p, const Plan& plan, void*, Stream stream) { run("softmax", p, plan, stream); }
 
 Verdict softmax_bwd_held_supports(const SoftmaxBackwardParams& p) { return held_supports(p); }
 Plan plan_softmax_bwd_held(const SoftmaxBackwardParams& p, const DeviceFacts& facts) { return plan(p, false, facts); }
 Verdict softmax_bwd_walked_supports(const SoftmaxBackwardParams& p) { return walked_supports(p); }
 Plan plan_softmax_bwd_walked(const SoftmaxBackwardParams& p, const DeviceFacts& facts) { return plan(p, true, facts); }
+bool softmax_bwd_walks_alike(const SoftmaxBackwardParams& p) { return walks_alike(p); }
 void softmax_bwd(const SoftmaxBackwardParams& p, const Plan& plan, void*, Stream stream) {
   run("softmax_bwd", p, plan, stream);
 }
